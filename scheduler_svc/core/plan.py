@@ -1,0 +1,202 @@
+"""The values that cross the core's border: what goes in, what comes out.
+
+Owns the frozen types of the core's whole interface; knows neither wire nor clock. Invariant: every value can be
+logged and replayed, for arrays are never written after construction.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+BlockId = NewType("BlockId", int)
+SeqId = NewType("SeqId", int)
+StepId = NewType("StepId", int)
+Epoch = NewType("Epoch", int)
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+SAMPLED_LAST = -1
+"""In `StepPlan.input_ids`: the token that this row sampled last, whose value the scheduler may not know yet."""
+
+
+def no_ids() -> Int32Array:
+    return np.empty(0, np.int32)
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    KV_POOL = "kv_pool"
+    ERROR = "error"
+
+
+class RefusalReason(Enum):
+    EXCEEDS_MODEL_LEN = "EXCEEDS_MODEL_LEN"
+    EXCEEDS_KV_POOL = "EXCEEDS_KV_POOL"
+    EMPTY_PROMPT = "EMPTY_PROMPT"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request was not taken. `field` is the request's field, `value` and `limit` the numbers compared."""
+
+    reason: RefusalReason
+    field: str
+    value: int
+    limit: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The core's settings, fixed for its life.
+
+    max_num_seqs: rows of a step. max_num_batched_tokens: new tokens of a step. max_prefill_chunk: new tokens of one
+    row in a step (0: no bound but the budget). watermark_blocks: blocks left free by an admission, but on an empty pool.
+    depth: steps in flight (1 or 2). hash_seed: 16 random bytes, the root parent of the prefix index.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_prefill_chunk: int = 0
+    watermark_blocks: int = 1
+    depth: int = 2
+    prefix_cache: bool = True
+    hash_seed: bytes = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a live worker offers; from its handshake."""
+
+    epoch: Epoch
+    model_fingerprint: str
+    num_blocks: int
+    block_size: int
+    max_batch_tokens: int
+    max_batch_seqs: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """temperature 0 is greedy; top_k 0 means all; seed is an unsigned 64-bit number."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request as the core sees it.
+
+    seq_id: unique over the core's life, rising with arrival. max_tokens None: to the context limit. stop_token_ids: all
+    ids that end the sequence once min_tokens are out (the shell has joined EOS and user ids). priority: smaller first.
+    namespace: prefix cache namespace. Stop strings are the shell's: it calls `Scheduler.stop`.
+    """
+
+    seq_id: SeqId
+    prompt: Int32Array
+    max_tokens: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    sampling: SamplingParams = SamplingParams()
+    priority: int = 0
+    namespace: str = ""
+    use_prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RowSetup:
+    """A row that begins to stand for a sequence. Output position of a sample = its context length - prompt_len."""
+
+    row: int
+    seq_id: SeqId
+    prompt_len: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, exact but for the values of ids still in flight. Arrays are int32.
+
+    R rows, T new tokens, S samples. Applied in this order: `released_rows`, `setups`, table entries, `zero_blocks`,
+    `copy_pairs`, then the forward pass. Row state is that of the worker's session: the first plan after
+    `Scheduler.worker_ready` builds on no row at all.
+    """
+
+    step_id: StepId
+    released_rows: Int32Array
+    setups: tuple[RowSetup, ...]
+    table_rows: Int32Array
+    table_offsets: Int32Array
+    table_blocks: Int32Array
+    zero_blocks: Int32Array
+    copy_pairs: Int32Array  # [N, 2] from, to
+    rows: Int32Array  # [R]
+    query_lens: Int32Array  # [R] new tokens
+    context_lens: Int32Array  # [R] tokens after this step, the new ones counted
+    input_ids: Int32Array  # [T], SAMPLED_LAST for an id in flight
+    positions: Int32Array  # [T]
+    slot_mapping: Int32Array  # [T]
+    sample_positions: Int32Array  # [S] index into the T tokens
+    sample_rows: Int32Array  # [S]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the worker answered to one plan. token_ids: [S] in the plan's order, -1 where the row failed.
+
+    failed_rows: (row, reason) pairs. failure: why the whole step failed, or None.
+    """
+
+    step_id: StepId
+    token_ids: Int32Array
+    failed_rows: tuple[tuple[int, str], ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvents:
+    """The tokens that one step delivered: N sequences, one token each. output_lens counts the token itself."""
+
+    seq_ids: Int64Array
+    token_ids: Int32Array
+    output_lens: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a sequence. output_len: tokens delivered. matched_token: the stop id, when one ended it."""
+
+    seq_id: SeqId
+    reason: FinishReason
+    output_len: int
+    prompt_len: int
+    cached_prompt_tokens: int
+    preemptions: int
+    matched_token: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A sequence got its first row; cached_prompt_tokens came from the prefix cache."""
+
+    seq_id: SeqId
+    cached_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """What happened to sequences since the last `Scheduler.take_notices`, in order."""
+
+    admitted: tuple[Admitted, ...] = field(default=())
+    finished: tuple[Finished, ...] = field(default=())
