@@ -1,0 +1,124 @@
+"""Which implementation of each operation runs: chosen once, for one device, dtype, head_dim and block_size.
+
+Owns the choice and its reasons; knows nothing of how an operation computes. Invariant: a backend asked for by
+name either runs every operation or raises; only "auto" falls back, and it says so once in the log and always
+in choices.
+"""
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paged_kernels import contracts, torch_impl
+
+_log = logging.getLogger(__name__)
+BACKENDS = ("auto", "torch", "triton")
+OPERATIONS = ("store_kvcache", "paged_attention", "copy_blocks", "zero_blocks")
+_TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_said: set[str] = set()
+
+
+class Choice(NamedTuple):
+    """One operation, the backend that runs it, and why that one."""
+
+    op: str
+    backend: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The operations of one backend; arguments as in torch_impl."""
+
+    store_kvcache: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    paged_attention: Callable[..., Tensor]
+    copy_blocks: Callable[[Tensor, Tensor], None]
+    zero_blocks: Callable[[Tensor, Tensor], None]
+    choices: list[Choice]
+
+
+def select(
+    backend: str, device: torch.device | str, dtype: torch.dtype, head_dim: int, block_size: int
+) -> Kernels:
+    """The kernels for a pool of this dtype, head_dim and block_size (tokens) on this device.
+
+    backend: "auto", "torch" or "triton". Raises contracts.ArgumentError for values outside every kernel's
+    range, and contracts.BackendUnavailableError when a backend asked for by name cannot run here.
+    """
+    device = torch.device(device)
+    _check_ranges(backend, dtype, head_dim, block_size)
+    if backend == "torch":
+        return _torch("asked for by name")
+    obstacle = _triton_obstacle(device, dtype)
+    if backend == "triton":
+        if obstacle:
+            raise contracts.BackendUnavailableError(f"kernel backend triton cannot run: {obstacle}")
+        return _triton("asked for by name")
+    if obstacle is None and device.type == "cuda":
+        return _triton(f"{device.type} device, {dtype}: the fastest here")
+    if device.type == "cpu":
+        return _torch("no GPU; Triton only runs interpreted")
+    _say_once(f"falling back to the torch kernels: {obstacle}")
+    return _torch(f"fallback: {obstacle}")
+
+
+def _check_ranges(backend: str, dtype: torch.dtype, head_dim: int, block_size: int) -> None:
+    if backend not in BACKENDS:
+        raise contracts.ArgumentError(f"backend: {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if dtype not in contracts.FLOAT_DTYPES:
+        raise contracts.DtypeError(f"dtype: {dtype}, expected one of {list(contracts.FLOAT_DTYPES)}")
+    if not 1 <= head_dim <= contracts.MAX_HEAD_DIM:
+        raise contracts.ShapeError(f"head_dim: {head_dim}, expected 1..{contracts.MAX_HEAD_DIM}")
+    if not 1 <= block_size <= contracts.MAX_BLOCK_SIZE:
+        raise contracts.ShapeError(f"block_size: {block_size}, expected 1..{contracts.MAX_BLOCK_SIZE}")
+
+
+def _triton_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why Triton cannot run for this device and dtype, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "the triton package is not installed"
+    if dtype not in _TRITON_DTYPES:
+        return f"dtype {dtype} is not among {', '.join(map(str, _TRITON_DTYPES))}"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if device.type != "cuda":
+        return f"it needs a CUDA device, not {device.type} (or TRITON_INTERPRET=1, for tests)"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"it needs compute capability 8.0, {torch.cuda.get_device_name(device)} has less"
+    return None
+
+
+def _torch(why: str) -> Kernels:
+    choices = [Choice(op, "torch", why) for op in OPERATIONS]
+    return Kernels(
+        torch_impl.store_kvcache,
+        torch_impl.paged_attention,
+        torch_impl.copy_blocks,
+        torch_impl.zero_blocks,
+        choices,
+    )
+
+
+def _triton(why: str) -> Kernels:
+    from paged_kernels.triton_impl import blocks, paged_attention, store_kvcache
+
+    choices = [Choice(op, "triton", why) for op in OPERATIONS]
+    return Kernels(
+        store_kvcache.store_kvcache,
+        paged_attention.paged_attention,
+        blocks.copy_blocks,
+        blocks.zero_blocks,
+        choices,
+    )
+
+
+def _say_once(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        _log.warning(message)
