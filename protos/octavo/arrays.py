@@ -1,6 +1,7 @@
 """Arrays on the wire: little-endian int32 in bytes fields.
 
-Owns the one encoding of every array that grows with tokens or blocks; knows no message. Invariant: decode(encode(a)) == a.
+Owns the one encoding of every array that grows with tokens or blocks; knows no message. Invariant:
+decode(encode(a)) == a.
 """
 
 import numpy as np

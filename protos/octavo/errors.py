@@ -12,11 +12,13 @@
     |-- DeadlineExceeded    DEADLINE_EXCEEDED    QUEUE_TIMEOUT
     `-- Internal            INTERNAL             our fault; the text never holds an exception's
 
-Owns names, statuses and reasons; knows no service. Invariant: every leaf has one status and a machine-readable reason.
+Owns names, statuses and reasons; knows no service. Invariant: every leaf has one status and a
+machine-readable reason.
 """
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -24,7 +26,9 @@ ERROR_DOMAIN = "octavo"
 
 
 class OctavoError(Exception):
-    """A refusal or failure with a status, a reason and, where it helps, the field's name and a retry delay in seconds."""
+    """A refusal or failure with a status, a reason and, where it helps, the field's name and a retry delay
+    in seconds.
+    """
 
     status = grpc.StatusCode.INTERNAL
     default_reason = "INTERNAL"
@@ -111,7 +115,7 @@ def reason_of(error: grpc.RpcError) -> str:
     return ""
 
 
-def _packed(message: object) -> any_pb2.Any:
+def _packed(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed

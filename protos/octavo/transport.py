@@ -1,0 +1,101 @@
+"""gRPC channel settings that both ends must agree on, and the sizes of the largest legal messages.
+
+Owns keepalive, message limits and the rule for insecure addresses; knows no message's content. Invariant: a
+client's ping interval is never shorter than what a server accepts, so that no quiet stream dies with
+too_many_pings.
+"""
+
+import ipaddress
+
+ChannelOptions = list[tuple[str, int]]
+
+CLIENT_PING_SECONDS = 10
+SERVER_PING_SECONDS = 20
+PING_TIMEOUT_SECONDS = 10
+ACCEPTED_PING_SECONDS = 5
+MIB = 1 << 20
+LARGEST_MESSAGE = (1 << 31) - 1
+"""What gRPC can carry at all."""
+
+_SETUP_BYTES = 96
+_ENVELOPE_BYTES = 4096
+
+
+def server_options(max_receive: int, max_send: int = LARGEST_MESSAGE) -> ChannelOptions:
+    """Options of a server that takes messages of up to max_receive bytes. Servers never share a port."""
+    return [
+        ("grpc.max_receive_message_length", max_receive),
+        ("grpc.max_send_message_length", max_send),
+        ("grpc.keepalive_time_ms", SERVER_PING_SECONDS * 1000),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_SECONDS * 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", ACCEPTED_PING_SECONDS * 1000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def client_options(max_receive: int, max_send: int = LARGEST_MESSAGE) -> ChannelOptions:
+    """Options of a channel of its own connection that takes messages of up to max_receive bytes."""
+    return [
+        ("grpc.max_receive_message_length", max_receive),
+        ("grpc.max_send_message_length", max_send),
+        ("grpc.keepalive_time_ms", CLIENT_PING_SECONDS * 1000),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_SECONDS * 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def plan_bytes_bound(
+    max_batch_tokens: int, max_batch_seqs: int, max_model_len: int, block_size: int, num_blocks: int
+) -> int:
+    """Bytes that the largest legal `StepPlan` can take: full token budget, all rows set up anew with the
+    longest tables.
+    """
+    table_entries = max_batch_seqs * -(-max_model_len // block_size)
+    flat = 4 * (
+        3 * max_batch_tokens + 2 * max_batch_tokens
+    )  # ids, positions, slots; sample positions and rows
+    rows = max_batch_seqs * (4 * 4 + _SETUP_BYTES)
+    blocks = 4 * (num_blocks + 2 * max_batch_seqs)
+    return min(LARGEST_MESSAGE, _ENVELOPE_BYTES + flat + rows + 12 * table_entries + blocks)
+
+
+def result_bytes_bound(max_batch_seqs: int, max_samples: int) -> int:
+    """Bytes that the largest legal `StepResult` can take: every sample, every row failed with a detail of
+    256 bytes.
+    """
+    return min(LARGEST_MESSAGE, _ENVELOPE_BYTES + 8 * max_samples + max_batch_seqs * (256 + 32))
+
+
+def is_private(address: str) -> bool:
+    """Whether only this machine can reach a listen address: a Unix socket or a loopback host."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def require_private(address: str, allow_insecure_bind: bool) -> None:
+    """Raises ValueError when an address without TLS could be reached from elsewhere and nobody asked for
+    that by name.
+    """
+    if not allow_insecure_bind and not is_private(address):
+        raise ValueError(
+            f"listen {address}: not a loopback address or Unix socket, and there is no TLS; "
+            "pass --allow-insecure-bind to serve it all the same"
+        )
+
+
+def bound_address(address: str, port: int) -> str:
+    """The address that was really bound: port 0 replaced by the port that the system picked."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return address
+    return f"{address.rpartition(':')[0]}:{port}"
