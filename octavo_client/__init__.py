@@ -1,0 +1,51 @@
+"""The typed Python client of Octavo, and the `octavo` command.
+
+Owns nothing itself: it names what a user imports, and imports neither service. Invariant: what stands in
+__all__ is public.
+"""
+
+from octavo_client.aio import AsyncClient
+from octavo_client.client import Client
+from octavo_client.errors import OctavoError
+from octavo_client.types import (
+    Accepted,
+    BatchEvent,
+    ChatMessage,
+    Choice,
+    Completion,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateOptions,
+    ModelInfo,
+    Request,
+    RequestFailed,
+    Usage,
+)
+from octavo_client.views import PoolMap, PoolStats, RequestView, SequenceBlock, SequenceBlocks
+
+__all__ = [
+    "Accepted",
+    "AsyncClient",
+    "BatchEvent",
+    "ChatMessage",
+    "Choice",
+    "Client",
+    "Completion",
+    "Delta",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "GenerateOptions",
+    "ModelInfo",
+    "OctavoError",
+    "PoolMap",
+    "PoolStats",
+    "Request",
+    "RequestFailed",
+    "RequestView",
+    "SequenceBlock",
+    "SequenceBlocks",
+    "Usage",
+]

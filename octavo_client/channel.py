@@ -1,0 +1,49 @@
+"""How the client connects: the address it speaks to, and what waiting for it means.
+
+Owns the address and the words of a missing server; knows no event and no command. Invariant: sync and async
+use the same settings.
+"""
+
+from __future__ import annotations
+
+import os
+
+from octavo.transport import client_options
+from octavo_client.errors import ConnectionFailed, DeadlineExceeded, NotFound, OctavoError
+
+DEFAULT_SERVER = "127.0.0.1:7450"
+INFERENCE_SERVICE = "octavo.v1.InferenceService"
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+POLL_SECONDS = 0.1
+
+
+def server_address(given: str | None) -> str:
+    """The address given, else OCTAVO_SERVER, else the default of a local scheduler."""
+    return given or os.environ.get("OCTAVO_SERVER") or DEFAULT_SERVER
+
+
+def channel_options() -> list[tuple[str, int]]:
+    """The common settings, room for a pool map of millions of blocks, and a quick reconnect."""
+    return [
+        *client_options(MAX_MESSAGE_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def not_ready_message(target: str, timeout: float, last: str) -> str:
+    return f"{target} was not ready within {timeout:g} s: {last}"
+
+
+NOT_SERVING = "the scheduler is up, but no worker is ready"
+
+
+def health_failure(error: OctavoError) -> str:
+    """Why a health call failed, in words, for wait_ready. Raises errors that waiting cannot cure."""
+    if isinstance(error, ConnectionFailed | DeadlineExceeded):
+        return "nobody answers there"
+    if isinstance(error, NotFound):
+        return NOT_SERVING
+    raise error

@@ -1,0 +1,287 @@
+"""The synchronous client of a scheduler.
+
+Owns one channel; knows no process and no command. Invariant: every failed call raises one error of
+octavo_client.errors.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo.v1 import inference_pb2 as pb
+from octavo.v1 import inference_pb2_grpc, kv_cache_pb2_grpc
+from octavo.v1 import kv_cache_pb2 as kv
+from octavo_client import channel as settings
+from octavo_client import convert, types, views
+from octavo_client.batch import BatchBook
+from octavo_client.errors import NotReady, from_call
+
+T = TypeVar("T")
+
+
+class Stream:
+    """The events of one request, in order; leaving its `with` early cancels it."""
+
+    def __init__(self, call: Any, target: str) -> None:
+        self._call = call
+        self._target = target
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> types.Event:
+        """The next event. Raises StopIteration after the last, an OctavoError when the call failed."""
+        try:
+            return convert.from_event(next(self._call))
+        except grpc.RpcError as error:
+            raise from_call(error, self._target) from None
+
+    def cancel(self) -> None:
+        """Ends the request at the server. Safe at any time."""
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+class Batch:
+    """Many requests on one stream: iterates (request_id, event) pairs of all of them as they come."""
+
+    def __init__(
+        self, start: Callable[[Iterator[pb.GenerateBatchRequest]], Any], target: str, limit: int
+    ) -> None:
+        self._book = BatchBook(limit)
+        self._changed = threading.Condition()
+        self._closed = False
+        self._failure: Exception | None = None
+        self._ready: deque[tuple[str, types.BatchEvent]] = deque()
+        self._target = target
+        self._start = start
+        self._call: Any = None
+
+    @property
+    def open_ids(self) -> tuple[str, ...]:
+        """Requests that were sent and have not ended."""
+        with self._changed:
+            return self._book.open_ids
+
+    def begin(self, requests: Iterable[types.Request]) -> Self:
+        self._call = self._start(self._send(iter(requests)))
+        return self
+
+    def _send(self, requests: Iterator[types.Request]) -> Iterator[pb.GenerateBatchRequest]:
+        """Runs on gRPC's own thread: waits for room in the window, then hands out the next request."""
+        try:
+            for request in requests:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or not self._book.full)
+                    if self._closed:
+                        return
+                    entered = self._book.opened(request)
+                yield pb.GenerateBatchRequest(generate=convert.to_request(entered))
+        except Exception as error:  # noqa: BLE001 - handed to the reader: here it would only be a broken stream
+            self._failure = error
+            self._call.cancel()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[str, types.BatchEvent]:
+        """The next event. Raises what the requests' iterator raised, or the call's failure."""
+        try:
+            while not self._ready:
+                self._take(next(self._call))
+        except grpc.RpcError as error:
+            self.cancel()
+            raise (self._failure or from_call(error, self._target)) from None
+        return self._ready.popleft()
+
+    def _take(self, response: pb.GenerateBatchResponse) -> None:
+        with self._changed:
+            for message in response.events:
+                event = convert.from_batch_event(message)
+                self._book.heard(message.request_id, event)
+                self._ready.append((message.request_id, event))
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Ends every request of the batch at the server."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+class Client:
+    """A connection to one scheduler. Cheap to make; nothing is sent before the first call. Thread-safe."""
+
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        """server: host:port or unix:/path (default: OCTAVO_SERVER, then 127.0.0.1:7450).
+
+        timeout: seconds allowed to a short call.
+        """
+        self.target = settings.server_address(server)
+        self.timeout = timeout
+        options = settings.channel_options()
+        if credentials is None:
+            self._channel = grpc.insecure_channel(self.target, options=options)
+        else:
+            self._channel = grpc.secure_channel(self.target, credentials, options=options)
+        self._inference: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._kv: Any = kv_cache_pb2_grpc.KvCacheServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[types.Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        request_id: str = "",
+        deadline: float | None = None,
+        **options: Unpack[types.OptionFields],
+    ) -> Stream:
+        """Sends one request and returns its events: Accepted, Deltas, one Finished a sequence.
+
+        Give exactly one of prompt, messages and token_ids; options are the fields of GenerateOptions;
+        deadline in seconds, None for none.
+        """
+        given = types.GenerateOptions(**options)
+        return self.send(types.Request(prompt, messages, token_ids, given, request_id), deadline=deadline)
+
+    def send(self, request: types.Request, *, deadline: float | None = None) -> Stream:
+        """stream() of a ready-made Request."""
+        return Stream(self._inference.Generate(convert.to_request(request), timeout=deadline), self.target)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[types.Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        request_id: str = "",
+        deadline: float | None = None,
+        **options: Unpack[types.OptionFields],
+    ) -> types.Completion:
+        """The whole answer at once; the arguments of stream()."""
+        request = types.Request(prompt, messages, token_ids, types.GenerateOptions(**options), request_id)
+        message = pb.GenerateOnceRequest(request=convert.to_request(request))
+        return convert.from_completion(self._call(self._inference.GenerateOnce, message, deadline))
+
+    def batch(
+        self, requests: Iterable[types.Request], *, max_in_flight: int = 256, deadline: float | None = None
+    ) -> Batch:
+        """Runs many requests over one stream, at most max_in_flight at a time.
+
+        A refused request is a RequestFailed event. Requests without an id get one. `requests` is read on
+        another thread, as room comes.
+        """
+        batch = Batch(
+            lambda sent: self._inference.GenerateBatch(sent, timeout=deadline), self.target, max_in_flight
+        )
+        return batch.begin(requests)
+
+    def abort(self, request_ids: Iterable[str]) -> tuple[str, ...]:
+        """Ends requests and frees their blocks; returns those that were live. Unknown ids are no error."""
+        message = pb.AbortRequest(request_ids=list(request_ids))
+        answer: pb.AbortResponse = self._call(self._inference.Abort, message)
+        return tuple(answer.aborted_request_ids)
+
+    def tokenize(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[types.Message] | None = None,
+        add_special_tokens: bool | None = None,
+    ) -> tuple[int, ...]:
+        """The token ids of a text, or of a chat with the model's template."""
+        message = convert.to_tokenize(prompt, messages, add_special_tokens)
+        answer: pb.TokenizeResponse = self._call(self._inference.Tokenize, message)
+        return tuple(answer.token_ids)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None) -> str:
+        """The text of token ids."""
+        message = convert.to_detokenize(token_ids, skip_special_tokens)
+        answer: pb.DetokenizeResponse = self._call(self._inference.Detokenize, message)
+        return answer.text
+
+    def model_info(self) -> types.ModelInfo:
+        """What is served."""
+        return convert.from_model_info(self._call(self._inference.GetModelInfo, pb.GetModelInfoRequest()))
+
+    def stats(self, *, requests: bool = False) -> views.PoolStats:
+        """Gauges and counters of the KV pool; with requests=True one RequestView for each live request."""
+        message = kv.GetKvCacheStatsRequest(include_requests=requests)
+        return convert.from_stats(self._call(self._kv.GetKvCacheStats, message))
+
+    def pool_map(self) -> views.PoolMap:
+        """State, ref count, fill and cached flag of every block."""
+        return convert.from_pool_map(self._call(self._kv.GetPoolMap, kv.GetPoolMapRequest()))
+
+    def sequence_blocks(self, request_id: str) -> views.SequenceBlocks:
+        """The block table of a live request. Raises NotFound."""
+        message = kv.GetSequenceBlocksRequest(request_id=request_id)
+        return convert.from_sequence_blocks(self._call(self._kv.GetSequenceBlocks, message))
+
+    def is_ready(self) -> bool:
+        """Whether the scheduler answers and a worker is live. Never raises for a server that is not there."""
+        return self.readiness() == ""
+
+    def wait_ready(self, timeout: float = 60.0) -> None:
+        """Waits until requests are served. Raises NotReady, saying what is missing, after timeout seconds."""
+        end = time.monotonic() + timeout
+        while (missing := self.readiness()) != "":
+            if time.monotonic() >= end:
+                raise NotReady(settings.not_ready_message(self.target, timeout, missing))
+            time.sleep(settings.POLL_SECONDS)
+
+    def close(self) -> None:
+        """Closes the channel; calls in progress are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def readiness(self) -> str:
+        """What is missing, in words; empty when ready."""
+        message = health_pb2.HealthCheckRequest(service=settings.INFERENCE_SERVICE)
+        try:
+            status = self._health.Check(message, timeout=self.timeout).status
+        except grpc.RpcError as error:
+            return settings.health_failure(from_call(error, self.target))
+        return "" if status == health_pb2.HealthCheckResponse.SERVING else settings.NOT_SERVING
+
+    def _call(self, method: Callable[..., T], message: object, timeout: float | None = -1.0) -> T:
+        """One unary call; timeout -1 means the client's own, None means none."""
+        try:
+            return method(message, timeout=self.timeout if timeout == -1.0 else timeout)
+        except grpc.RpcError as error:
+            raise from_call(error, self.target) from None

@@ -1,0 +1,266 @@
+"""Between the client's values and the protobuf messages of octavo.v1.
+
+Owns the translation, both ways; knows no channel. Invariant: a value that does not fit its field is refused
+by name before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf import duration_pb2
+
+from octavo.v1 import inference_pb2 as pb
+from octavo.v1 import kv_cache_pb2 as kv
+from octavo_client import types, views
+from octavo_client.errors import Internal, InvalidArgument, from_code
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+)
+_STOPPING = ("max_tokens", "min_tokens", "ignore_eos", "include_stop_str_in_output")
+_OUTPUT = ("logprobs", "prompt_logprobs", "skip_special_tokens", "token_ids_only")
+_FORMATS = ("json_schema", "regex", "ebnf")
+_TOP = ("n", "priority", "cache_salt", "use_prefix_cache")
+_REASONS = {
+    pb.FINISH_REASON_STOP: types.FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: types.FinishReason.LENGTH,
+    pb.FINISH_REASON_ABORTED: types.FinishReason.ABORTED,
+    pb.FINISH_REASON_KV_POOL: types.FinishReason.KV_POOL,
+    pb.FINISH_REASON_ERROR: types.FinishReason.ERROR,
+}
+_STATES = {
+    kv.REQUEST_STATE_WAITING: "waiting",
+    kv.REQUEST_STATE_RUNNING: "running",
+    kv.REQUEST_STATE_PREEMPTED: "preempted",
+}
+
+
+def to_request(request: types.Request) -> pb.GenerateRequest:
+    """The message of a request. Raises InvalidArgument, naming a field whose value its type cannot hold."""
+    options = request.options
+    message = pb.GenerateRequest(request_id=request.request_id)
+    if request.messages is not None:
+        message.chat.CopyFrom(to_chat(request.messages))
+    elif request.token_ids is not None:
+        message.token_ids.SetInParent()
+        _extend(message.token_ids.ids, request.token_ids, "token_ids")
+    else:
+        _set(message, "text", request.prompt)
+    _copy(options, message.sampling, _SAMPLING)
+    _set_bias(message.sampling, options)
+    _copy(options, message.stopping, _STOPPING)
+    if isinstance(options.stop, str):
+        raise InvalidArgument("stop: give a list of strings, not one string", field="stop")
+    _extend(message.stopping.stop, options.stop, "stop")
+    _extend(message.stopping.stop_token_ids, options.stop_token_ids, "stop_token_ids")
+    _copy(options, message.output, _OUTPUT)
+    formats = [name for name in _FORMATS if getattr(options, name) is not None]
+    if len(formats) > 1:
+        raise InvalidArgument(
+            f"give at most one of {', '.join(_FORMATS)}; got {', '.join(formats)}", field=formats[1]
+        )
+    _copy(options, message.response_format, _FORMATS)
+    _copy(options, message, _TOP)
+    if options.queue_timeout is not None:
+        message.queue_timeout.CopyFrom(_to_duration(options.queue_timeout, "queue_timeout"))
+    return message
+
+
+def to_chat(messages: Sequence[types.Message]) -> pb.Chat:
+    """The message of a chat; each turn is a ChatMessage or a mapping with role and content."""
+    chat = pb.Chat()
+    for position, turn in enumerate(messages):
+        name = f"messages[{position}]"
+        if isinstance(turn, types.ChatMessage):
+            role, content = turn.role, turn.content
+        else:
+            unknown = sorted(set(turn) - {"role", "content"})
+            if unknown or "role" not in turn or "content" not in turn:
+                raise InvalidArgument(f"{name}: needs role and content, has {sorted(turn)}", field=name)
+            role, content = turn["role"], turn["content"]
+        added = chat.messages.add()
+        _set(added, "role", role, f"{name}.role")
+        _set(added, "content", content, f"{name}.content")
+    return chat
+
+
+def from_event(message: pb.GenerateResponse | pb.BatchEvent) -> types.Event:
+    """The typed event of one response. Raises Internal when the server sent none."""
+    match message.WhichOneof("event"):
+        case "accepted":
+            accepted = message.accepted
+            return types.Accepted(accepted.request_id, accepted.prompt_tokens, accepted.cached_prompt_tokens)
+        case "delta":
+            delta = message.delta
+            return types.Delta(delta.index, delta.text, tuple(delta.token_ids))
+        case "finished":
+            return from_finished(message.finished)
+        case other:
+            raise Internal(f"the server sent an event that this client does not know: {other}")
+
+
+def from_batch_event(message: pb.BatchEvent) -> types.BatchEvent:
+    if message.WhichOneof("event") == "error":
+        error = message.error
+        return types.RequestFailed(from_code(error.code, error.message, error.reason))
+    return from_event(message)
+
+
+def from_finished(message: pb.Finished) -> types.Finished:
+    matched = message.WhichOneof("matched")
+    return types.Finished(
+        index=message.index,
+        reason=_REASONS.get(message.reason, types.FinishReason.UNSPECIFIED),
+        usage=_from_usage(message.usage),
+        stop=message.stop if matched == "stop" else None,
+        stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
+        error_reason=message.error_reason,
+    )
+
+
+def from_completion(message: pb.GenerateOnceResponse) -> types.Completion:
+    choices = tuple(
+        types.Choice(c.index, c.text, tuple(c.token_ids), from_finished(c.finished))
+        for c in message.completions
+    )
+    if not choices:
+        raise Internal("the server answered with no completion")
+    return types.Completion(message.request_id, choices, _from_usage(message.usage))
+
+
+def from_model_info(message: pb.GetModelInfoResponse) -> types.ModelInfo:
+    return types.ModelInfo(
+        message.model_id,
+        message.model_fingerprint,
+        message.max_model_len,
+        message.vocab_size,
+        tuple(message.eos_token_ids),
+        message.has_chat_template,
+        message.kv_dtype,
+        message.block_size,
+    )
+
+
+def from_stats(message: kv.GetKvCacheStatsResponse) -> views.PoolStats:
+    names = [name for name in views.PoolStats.__dataclass_fields__ if name != "requests"]
+    plain = {name: getattr(message, name) for name in names}
+    return views.PoolStats(**plain, requests=tuple(_from_summary(r) for r in message.requests))
+
+
+def from_pool_map(message: kv.GetPoolMapResponse) -> views.PoolMap:
+    """Arrays over all blocks. Raises Internal when their lengths disagree with num_blocks."""
+    blocks = message.num_blocks
+    return views.PoolMap(
+        block_size=message.block_size,
+        state=_array(message.state, np.dtype(np.uint8), blocks, "state"),
+        ref_count=_array(message.ref_count, np.dtype("<i4"), blocks, "ref_count"),
+        fill=_array(message.fill, np.dtype("<i4"), blocks, "fill"),
+        cached=_array(message.cached, np.dtype(np.uint8), blocks, "cached"),
+    )
+
+
+def from_sequence_blocks(message: kv.GetSequenceBlocksResponse) -> views.SequenceBlocks:
+    blocks = tuple(
+        views.SequenceBlock(b.block_id, b.ref_count, b.fill, b.hash_prefix, b.tier) for b in message.blocks
+    )
+    return views.SequenceBlocks(message.request_id, message.index, message.num_tokens, blocks)
+
+
+def to_tokenize(
+    prompt: str | None, messages: Sequence[types.Message] | None, add_special_tokens: bool | None
+) -> pb.TokenizeRequest:
+    """The message of tokenize(); exactly one of prompt and messages."""
+    if (prompt is None) == (messages is None):
+        raise InvalidArgument("give exactly one of prompt and messages", field="prompt")
+    message = pb.TokenizeRequest()
+    _set(message, "add_special_tokens", add_special_tokens)
+    if messages is not None:
+        message.chat.CopyFrom(to_chat(messages))
+    else:
+        _set(message, "text", prompt, "prompt")
+    return message
+
+
+def to_detokenize(token_ids: Sequence[int], skip_special_tokens: bool | None) -> pb.DetokenizeRequest:
+    message = pb.DetokenizeRequest()
+    _set(message, "skip_special_tokens", skip_special_tokens)
+    _extend(message.token_ids, token_ids, "token_ids")
+    return message
+
+
+def _from_usage(usage: pb.Usage) -> types.Usage:
+    return types.Usage(
+        usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens, usage.preemptions
+    )
+
+
+def _from_summary(r: kv.RequestSummary) -> views.RequestView:
+    names = [name for name in views.RequestView.__dataclass_fields__ if name != "state"]
+    return views.RequestView(
+        state=_STATES.get(r.state, "unknown"), **{name: getattr(r, name) for name in names}
+    )
+
+
+def _array(data: bytes, dtype: np.dtype[Any], length: int, name: str) -> npt.NDArray[Any]:
+    if len(data) != length * dtype.itemsize:
+        raise Internal(f"pool map: {name} has {len(data)} bytes for {length} blocks")
+    return np.frombuffer(data, dtype)
+
+
+def _to_duration(seconds: float, name: str) -> duration_pb2.Duration:
+    duration = duration_pb2.Duration()
+    try:
+        duration.FromNanoseconds(round(seconds * 1e9))
+    except (ValueError, TypeError, OverflowError):
+        raise InvalidArgument(f"{name}: {seconds!r} is no time in seconds", field=name) from None
+    return duration
+
+
+def _copy(options: types.GenerateOptions, message: Any, names: Sequence[str]) -> None:
+    for name in names:
+        _set(message, name, getattr(options, name))
+
+
+def _set(message: Any, field: str, value: object, name: str = "") -> None:
+    """Sets a field unless the value is None or the field's own default without presence."""
+    if value is None or (
+        value == getattr(message, field) and not message.DESCRIPTOR.fields_by_name[field].has_presence
+    ):
+        return
+    try:
+        setattr(message, field, value)
+    except (ValueError, TypeError, OverflowError):
+        raise InvalidArgument(
+            f"{name or field}: {value!r} does not fit the field", field=name or field
+        ) from None
+
+
+def _extend(target: Any, values: Sequence[object], name: str) -> None:
+    for position, value in enumerate(values):
+        try:
+            target.append(value)
+        except (ValueError, TypeError, OverflowError):
+            raise InvalidArgument(
+                f"{name}[{position}]: {value!r} does not fit the field", field=name
+            ) from None
+
+
+def _set_bias(sampling: pb.SamplingOptions, options: types.GenerateOptions) -> None:
+    for token_id, bias in options.logit_bias.items():
+        try:
+            sampling.logit_bias[token_id] = bias
+        except (ValueError, TypeError, OverflowError):
+            raise InvalidArgument(
+                f"logit_bias[{token_id!r}]: {bias!r} does not fit", field="logit_bias"
+            ) from None

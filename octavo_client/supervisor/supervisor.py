@@ -1,0 +1,137 @@
+"""Keeps a set of children running: starts them, starts the dead again, ends them all.
+
+Owns the policy of restarts and the order of the end; knows no service. Invariant: when `run` returns, no child
+is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from octavo_client.supervisor.child import Child, ChildSpec
+from octavo_client.supervisor.events import Died, News, Stopped
+from octavo_client.supervisor.lines import describe_exit, readable
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """When to start a dead child again: seconds of delay, doubled at each quick death.
+
+    A death is quick when the child had not served for `stable_after` seconds. A child that never served at its
+    first start is not started again: what is wrong then does not go away by itself.
+    """
+
+    first_delay: float = 0.2
+    max_delay: float = 10.0
+    stable_after: float = 10.0
+    max_quick_deaths: int = 8
+    first_start_may_fail: bool = False
+
+
+class Supervisor:
+    """Runs children until stop() is called or one is given up."""
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        notify: Callable[[News], None],
+        policy: RestartPolicy | None = None,
+        grace: float = 15.0,
+    ) -> None:
+        """specs in the order of start, ended in the reverse one; grace: seconds each has to end by itself."""
+        self._specs = list(specs)
+        self._notify = notify
+        self._policy = policy or RestartPolicy()
+        self._grace = grace
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._live: dict[str, Child] = {}
+        self.failure: str | None = None
+
+    def stop(self) -> None:
+        """Ends all children; the second call ends them at once."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    async def run(self) -> bool:
+        """Runs until stopped; False when a child was given up, and then `failure` says why in one line."""
+        tasks = {spec.name: asyncio.create_task(self._keep(spec)) for spec in self._specs}
+        try:
+            await self._stop.wait()
+            for spec in reversed(self._specs):
+                await self._end(spec.name, tasks[spec.name])
+        finally:
+            for child in self._live.values():
+                child.kill()
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+        return self.failure is None
+
+    async def _keep(self, spec: ChildSpec) -> None:
+        """Runs one spec again and again until the stop."""
+        quick = 0
+        served_before = self._policy.first_start_may_fail
+        for attempt in range(1, 1 << 62):
+            child = Child(spec, attempt, self._notify)
+            self._live[spec.name] = child
+            try:
+                code = await child.run()
+            except OSError as error:
+                self._give_up(spec.name, f"cannot be started: {error}")
+                return
+            finally:
+                del self._live[spec.name]
+            if self.stopping:
+                self._notify(Stopped(spec.name, describe_exit(code)))
+                return
+            served = child.serving_since is not None
+            stable = served and self._uptime(child) >= self._policy.stable_after
+            quick = 0 if stable else quick + 1
+            served_before = served_before or served
+            if not served_before or quick > self._policy.max_quick_deaths:
+                self._notify(Died(spec.name, describe_exit(code), None, child.last_line))
+                often = f" {quick} times in a row" if quick > 1 else " at its start"
+                self._give_up(spec.name, f"{describe_exit(code)}{often}: {readable(child.last_line)}")
+                return
+            delay = min(self._policy.max_delay, self._policy.first_delay * 2 ** max(0, quick - 1))
+            self._notify(Died(spec.name, describe_exit(code), delay, child.last_line))
+            if await self._stopped_within(delay):
+                return
+
+    @staticmethod
+    def _uptime(child: Child) -> float:
+        return time.monotonic() - (child.serving_since or time.monotonic())
+
+    def _give_up(self, name: str, why: str) -> None:
+        self.failure = self.failure or f"the {name} {why}"
+        self._stop.set()
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _end(self, name: str, task: asyncio.Task[None]) -> None:
+        """SIGTERM, then SIGKILL when the grace is over or somebody is in a hurry."""
+        child = self._live.get(name)
+        if child is None:
+            await task
+            return
+        child.terminate()
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait([task, hurry], timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not task.done():
+            child.kill()
+        await task
