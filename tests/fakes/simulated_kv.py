@@ -6,77 +6,25 @@ every rule of a plan is checked, and a row's next token is a hash of the pairs t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from tests.fakes.plan_like import Int32Array, PlanLike, SetupLike
 from tests.fakes.token_hash import UInt64Array, digest_of, expected_tokens, next_token, pair_words
 
 __all__ = ["PlanLike", "ProtocolViolation", "SimulatedKv", "digest_of", "expected_tokens"]
 
-Int32Array = npt.NDArray[np.int32]
 NEVER_WRITTEN = -1
 SAMPLED_LAST = -1
 
 
-class ProtocolViolation(Exception):  # noqa: N818 - it names what happened
+class ProtocolViolation(Exception):
     """A plan broke a rule of the step protocol; `field` is the plan's field."""
 
     def __init__(self, field_name: str, message: str) -> None:
         super().__init__(f"{field_name}: {message}")
         self.field = field_name
-
-
-class SamplingLike(Protocol):
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
-
-
-class SetupLike(Protocol):
-    @property
-    def row(self) -> int: ...
-    @property
-    def prompt_len(self) -> int: ...
-    @property
-    def sampling(self) -> SamplingLike: ...
-
-
-class PlanLike(Protocol):
-    """The part of a StepPlan that a worker obeys; `scheduler_svc.core.plan.StepPlan` is one."""
-
-    @property
-    def released_rows(self) -> Int32Array: ...
-    @property
-    def setups(self) -> Sequence[SetupLike]: ...
-    @property
-    def table_rows(self) -> Int32Array: ...
-    @property
-    def table_offsets(self) -> Int32Array: ...
-    @property
-    def table_blocks(self) -> Int32Array: ...
-    @property
-    def zero_blocks(self) -> Int32Array: ...
-    @property
-    def copy_pairs(self) -> Int32Array: ...
-    @property
-    def rows(self) -> Int32Array: ...
-    @property
-    def query_lens(self) -> Int32Array: ...
-    @property
-    def context_lens(self) -> Int32Array: ...
-    @property
-    def input_ids(self) -> Int32Array: ...
-    @property
-    def positions(self) -> Int32Array: ...
-    @property
-    def slot_mapping(self) -> Int32Array: ...
-    @property
-    def sample_positions(self) -> Int32Array: ...
-    @property
-    def sample_rows(self) -> Int32Array: ...
 
 
 @dataclass(slots=True)
