@@ -16,6 +16,8 @@ import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from octavo.errors import FailedPrecondition, InvalidArgument, StaleEpoch
+from octavo.interceptors import ErrorMapping
+from octavo.transport import LARGEST_MESSAGE, server_options
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
 from tests.fakes.faults import BEFORE_APPLY, Fault, FaultKind, bend
 from tests.fakes.plan_decoder import DecodedPlan, decode_plan
@@ -72,9 +74,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
         """Serves at the address (`unix:/path` or host:port, port 0 picks) and returns it."""
-        self._server = grpc.aio.server(
-            options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)]
-        )
+        self._server = grpc.aio.server(interceptors=[ErrorMapping()], options=server_options(LARGEST_MESSAGE))
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, self._server)
