@@ -44,7 +44,7 @@ class ErrorMapping(grpc.aio.ServerInterceptor):
         behaviour, factory = _parts(handler)
         wrap = _mapped_stream if handler.response_streaming else _mapped_unary
         return cast(
-            grpc.RpcMethodHandler[Any, Any],
+            "grpc.RpcMethodHandler[Any, Any]",
             factory(
                 wrap(behaviour, handler_call_details.method),
                 request_deserializer=handler.request_deserializer,
