@@ -1,0 +1,201 @@
+"""paged_attention on Triton: chooses tiles, splits and launches from what the host already knows.
+
+Owns launch shapes; knows nothing of the arithmetic, which is in attention_kernel.py. Invariant: every row is
+attended by exactly one launch, and launch shapes depend on shapes and on max_query_len and max_context_len
+only.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+from torch import Tensor
+
+from paged_kernels import contracts
+from paged_kernels.triton_impl.attention_kernel import attention_kernel, join_kernel
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_LOG2_E = math.log2(math.e)
+_MAX_SPLITS = 64
+_MIN_SPLIT_TOKENS = 256
+_PROGRAMS_PER_UNIT = 3
+_JOINED_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A kernel's shape: block_m lines (query token x query head) by block_n keys; warps, pipeline stages."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tile of rows so short that one tile holds them (decodes), and that of longer rows."""
+
+    short: Tile
+    long: Tile
+
+
+@lru_cache(maxsize=256)
+def choose_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
+    """Tiles for a dtype, head_dim and number of query heads per KV head.
+
+    Short rows are bound by bandwidth: the fewest lines that hold the group. Long rows are bound by
+    arithmetic: as many lines as registers and shared memory allow. Float32 products take no matrix unit, so
+    their tiles are small.
+    """
+    width = triton.next_power_of_2(head_dim)
+    lines = max(16, triton.next_power_of_2(group))
+    if dtype == torch.float32:
+        keys = 32 if width <= 128 else 16
+        return Tiles(Tile(lines, keys, 4, 2), Tile(max(32, lines), keys, 4, 2))
+    short = Tile(lines, 64 if width <= 128 else 32, 4, 3)
+    if width <= 128:
+        return Tiles(short, Tile(max(128, lines), 64, 8, 3))
+    return Tiles(short, Tile(max(64, lines), 64, 8, 2))
+
+
+@lru_cache(maxsize=16)
+def _units(device: torch.device) -> int:
+    """Multiprocessors of the device."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@lru_cache(maxsize=64)
+def division_magic(divisor: int) -> tuple[int, int]:
+    """(m, s) with n // divisor == n * m >> s for 0 <= n < 2^31, and n * m < 2^63.
+
+    Round-up method of Granlund and Montgomery, "Division by invariant integers using multiplication" (PLDI
+    1994).
+    """
+    shift = 31 + (divisor - 1).bit_length()
+    return -(-(1 << shift) // divisor), shift
+
+
+def choose_splits(programs: int, max_context_len: int, units: int) -> int:
+    """Into how many splits a context is cut, so that a launch of few programs still fills the device."""
+    wanted = -(-_PROGRAMS_PER_UNIT * units // max(programs, 1)) if programs < 2 * units else 1
+    longest = max(1, max_context_len // _MIN_SPLIT_TOKENS)
+    return max(1, min(wanted, longest, _MAX_SPLITS))
+
+
+def paged_attention(
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    block_tables: Tensor,
+    cu_query_lens: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    max_query_len: int,
+    max_context_len: int,
+    out: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """Causal attention of rows of any length over their blocks; arguments as in torch_impl.paged_attention.
+
+    max_query_len and max_context_len must bound the rows: longer ones are attended wrongly. tiles overrides
+    the chosen kernel shapes (for measurements). Raises contracts.ArgumentError. Method: see attention_kernel.
+    """
+    contracts.check_paged_attention(
+        query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, max_query_len, max_context_len, out
+    )
+    if out is None:
+        out = query.new_empty(query.shape)
+    rows, group = context_lens.shape[0], query.shape[1] // k_pool.shape[2]
+    if rows == 0 or query.shape[0] == 0:
+        return out
+    tiles = tiles or choose_tiles(query.dtype, query.shape[2], group)
+    call = _Call(
+        query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale, max_context_len, out
+    )
+    short_len = tiles.short.block_m // group
+    if rows > 1 or max_query_len <= short_len:
+        call.launch(tiles.short, rows, 1, short_len, one_tile=True)
+    if max_query_len > short_len:
+        count = query.shape[0] // (tiles.long.block_m // group) + rows
+        call.launch(tiles.long, count, short_len + 1, max_query_len, one_tile=False)
+    return out
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of one call, checked; see torch_impl.paged_attention."""
+
+    query: Tensor
+    k_pool: Tensor
+    v_pool: Tensor
+    block_tables: Tensor
+    cu_query_lens: Tensor
+    context_lens: Tensor
+    scale: float
+    max_context_len: int
+    out: Tensor
+
+    def launch(self, tile: Tile, count: int, min_len: int, max_len: int, one_tile: bool) -> None:
+        """Attend the rows of min_len..max_len queries with count tiles, then join what was split."""
+        query, pool, out = self.query, self.k_pool, self.out
+        kv_heads, head_dim = pool.shape[2:]
+        group = query.shape[1] // kv_heads
+        splits = choose_splits(count * kv_heads, self.max_context_len, _units(query.device))
+        min_split_tiles = max(1, _MIN_SPLIT_TOKENS // tile.block_n)
+        partial = partial_lse = out
+        if splits > 1:
+            lines = count * kv_heads * splits * tile.block_m
+            partial = query.new_empty((lines, head_dim), dtype=torch.float32)
+            partial_lse = query.new_empty((lines,), dtype=torch.float32)
+        block_d = max(16, triton.next_power_of_2(head_dim))
+        rows_args = (self.context_lens.shape[0], kv_heads, group, min_len, max_len, splits, min_split_tiles)
+        attention_kernel[(count * kv_heads, splits)](
+            out,
+            partial,
+            partial_lse,
+            query,
+            pool,
+            self.v_pool,
+            self.block_tables,
+            self.cu_query_lens,
+            self.context_lens,
+            self.scale * _LOG2_E,
+            *rows_args,
+            pool.shape[1],
+            *division_magic(pool.shape[1]),
+            *pool.stride()[:3],
+            self.block_tables.stride(0),
+            *query.stride()[:2],
+            *out.stride()[:2],
+            head_dim,
+            tile.block_m,
+            tile.block_n,
+            block_d,
+            one_tile,
+            "ieee",
+            INTERPRETED,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        if splits > 1:
+            join_kernel[(count * kv_heads, tile.block_m // group * group)](
+                out,
+                partial,
+                partial_lse,
+                self.cu_query_lens,
+                self.context_lens,
+                *rows_args,
+                *out.stride()[:2],
+                head_dim,
+                tile.block_m,
+                tile.block_n,
+                block_d,
+                _JOINED_AT_ONCE,
+                one_tile,
+            )
