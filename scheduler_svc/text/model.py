@@ -1,0 +1,122 @@
+"""The text side of a model: encode, chat, decode.
+
+Owns the tokenizer of a model folder, its piece tables and its chat renderer; does not know requests, streams
+or the core. Invariant: everything is fixed at load, so encode and decode may be called from any thread.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from octavo.errors import FailedPrecondition
+from scheduler_svc.text.chat import ChatRenderer
+from scheduler_svc.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from scheduler_svc.text.emitter import TextEmitter
+from scheduler_svc.text.folder import FolderText, read_folder
+from scheduler_svc.text.pieces import PieceTable, read_rules
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class TextModel:
+    """eos_token_ids: the union of the folder's sources. vocab_size: the tokenizer's highest token id + 1."""
+
+    def __init__(self, tokenizer: Tokenizer, folder: FolderText) -> None:
+        self._tokenizer = tokenizer
+        self._tables = _tables(tokenizer)
+        self._chat = (
+            ChatRenderer(folder.chat_template, folder.special_tokens) if folder.chat_template else None
+        )
+        self.eos_token_ids = folder.eos_token_ids
+        self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Int32Array:
+        """[T] int32. About a second for some megabytes, without the GIL: long texts belong in a thread."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids, np.int32)
+
+    def encode_chat(
+        self, messages: Sequence[tuple[str, str]], add_generation_prompt: bool = True
+    ) -> Int32Array:
+        """[T] int32 of (role, content) messages through the folder's template, which writes special tokens.
+
+        Raises FailedPrecondition (NO_CHAT_TEMPLATE, BAD_CHAT_TEMPLATE) and InvalidArgument
+        (CHAT_TEMPLATE_REFUSED with the template's own message, CHAT_TEMPLATE_LIMIT). Waits for the rendering
+        process: belongs in a thread.
+        """
+        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[tuple[str, str]], add_generation_prompt: bool = True) -> str:
+        """The prompt text of a chat; errors as in `encode_chat`."""
+        if self._chat is None:
+            raise FailedPrecondition(
+                "chat: the model folder has no chat template", reason="NO_CHAT_TEMPLATE", field="chat"
+            )
+        return self._chat.render(messages, add_generation_prompt)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids; unknown ids add nothing. The same text as any stream of the same ids."""
+        detokenizer = self._detokenizer(skip_special_tokens, continues=False)
+        return detokenizer.push([int(token_id) for token_id in ids]) + detokenizer.finish()
+
+    def new_emitter(
+        self,
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        *,
+        continues: bool = False,
+    ) -> TextEmitter:
+        """The text side of a new sequence. stop: non-empty strings.
+
+        continues: the text goes on from a prompt, so a sentencepiece-like tokenizer keeps the space of its
+        first word (no difference for byte-level tokenizers). False for chat, whose answer is a text of its
+        own.
+        """
+        return TextEmitter(self._detokenizer(skip_special_tokens, continues), stop, include_stop)
+
+    def close(self) -> None:
+        """Ends the rendering process, if there is one. A later chat starts it again."""
+        if self._chat is not None:
+            self._chat.close()
+
+    def _detokenizer(self, skip_special_tokens: bool, continues: bool) -> Detokenizer:
+        if self._tables is None:
+            return WindowDetokenizer(self._tokenizer, skip_special_tokens)
+        return ByteDetokenizer(self._tables[skip_special_tokens], continues)
+
+
+def load_text_model(model_dir: Path) -> TextModel:
+    """Reads tokenizer.json and the JSON files beside it; no torch, no code of the folder.
+
+    Raises FailedPrecondition (BAD_MODEL_FOLDER) when there is no tokenizer.json or a file cannot be read.
+    """
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise FailedPrecondition(
+            f"tokenizer.json: not in the model folder {model_dir}", reason="BAD_MODEL_FOLDER"
+        )
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FailedPrecondition(f"tokenizer.json: {error}", reason="BAD_MODEL_FOLDER") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return TextModel(tokenizer, read_folder(model_dir, tokenizer.token_to_id))
+
+
+def _tables(tokenizer: Tokenizer) -> tuple[PieceTable, PieceTable] | None:
+    """The tables for skip_special_tokens False and True, or None when the decoder needs whole texts."""
+    rules = read_rules(json.loads(tokenizer.to_str())["decoder"])
+    if rules is None:
+        return None
+    added = tokenizer.get_added_tokens_decoder()
+    special = frozenset(token_id for token_id, token in added.items() if token.special)
+    return PieceTable(tokenizer, rules, frozenset()), PieceTable(tokenizer, rules, special)
