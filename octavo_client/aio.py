@@ -1,7 +1,7 @@
 """The asynchronous client of a scheduler: the calls of Client, awaited.
 
-Owns one channel on the running event loop; knows no process. Invariant: every failed call raises one error of
-octavo_client.errors.
+Owns one channel on the running event loop; knows no process. Invariant: every failed call raises one error
+of octavo_client.errors.
 """
 
 from __future__ import annotations

@@ -57,17 +57,7 @@ class Child:
         Call it from the main thread: the kernel's tie is to the thread that starts the child. Raises OSError
         when the process cannot be started.
         """
-        command = [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), *self._spec.command]
-        self._started = time.monotonic()
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **self._spec.env},
-            start_new_session=True,
-        )
-        self._process = process
+        process = self._start()
         assert process.stdout is not None
         assert process.stderr is not None
         self._notify(Started(self.name, process.pid, self._attempt))
@@ -76,13 +66,18 @@ class Child:
             asyncio.create_task(self._read(process.stderr, self._take_line)),
         ]
         try:
-            while process.poll() is None:
+            while process.poll() is None:  # noqa: ASYNC110 - there is no event of a child that every platform has
                 await asyncio.sleep(_POLL_SECONDS)
         finally:
             self._signal_group(signal.SIGKILL)
             code = process.wait()
             await self._finish(readers)
         return code
+
+    @property
+    def served_seconds(self) -> float:
+        """Seconds since the serving line; 0 when there was none."""
+        return 0.0 if self.serving_since is None else time.monotonic() - self.serving_since
 
     def terminate(self) -> None:
         """Asks the process to end (SIGTERM)."""
@@ -91,6 +86,19 @@ class Child:
     def kill(self) -> None:
         """Ends the process and its group at once."""
         self._signal_group(signal.SIGKILL)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), *self._spec.command]
+        self._started = time.monotonic()
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **self._spec.env},
+            start_new_session=True,
+        )
+        return self._process
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -1,6 +1,7 @@
 """Log lines and exit codes in words.
 
-Owns the reading of a service's JSON log line; knows no terminal. Invariant: a line that is no JSON is shown as it is.
+Owns the reading of a service's JSON log line; knows no terminal. Invariant: a line that is no JSON is shown
+as it is.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Keeps a set of children running: starts them, starts the dead again, ends them all.
 
-Owns the policy of restarts and the order of the end; knows no service. Invariant: when `run` returns, no child
-is left.
+Owns the policy of restarts and the order of the end; knows no service. Invariant: when `run` returns, no
+child is left.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +19,8 @@ from octavo_client.supervisor.lines import describe_exit, readable
 class RestartPolicy:
     """When to start a dead child again: seconds of delay, doubled at each quick death.
 
-    A death is quick when the child had not served for `stable_after` seconds. A child that never served at its
-    first start is not started again: what is wrong then does not go away by itself.
+    A death is quick when the child had not served for `stable_after` seconds. A child that never served at
+    its first start is not started again: what is wrong then does not go away by itself.
     """
 
     first_delay: float = 0.2
@@ -29,6 +28,10 @@ class RestartPolicy:
     stable_after: float = 10.0
     max_quick_deaths: int = 8
     first_start_may_fail: bool = False
+
+    def delay(self, quick_deaths: int) -> float:
+        """Seconds to wait after so many quick deaths in a row."""
+        return float(min(self.max_delay, self.first_delay * 2 ** min(16, max(0, quick_deaths - 1))))
 
 
 class Supervisor:
@@ -93,23 +96,17 @@ class Supervisor:
             if self.stopping:
                 self._notify(Stopped(spec.name, describe_exit(code)))
                 return
-            served = child.serving_since is not None
-            stable = served and self._uptime(child) >= self._policy.stable_after
-            quick = 0 if stable else quick + 1
-            served_before = served_before or served
-            if not served_before or quick > self._policy.max_quick_deaths:
-                self._notify(Died(spec.name, describe_exit(code), None, child.last_line))
+            quick = 0 if child.served_seconds >= self._policy.stable_after else quick + 1
+            served_before = served_before or child.serving_since is not None
+            hopeless = not served_before or quick > self._policy.max_quick_deaths
+            delay = None if hopeless else self._policy.delay(quick)
+            self._notify(Died(spec.name, describe_exit(code), delay, child.last_line))
+            if delay is None:
                 often = f" {quick} times in a row" if quick > 1 else " at its start"
                 self._give_up(spec.name, f"{describe_exit(code)}{often}: {readable(child.last_line)}")
                 return
-            delay = min(self._policy.max_delay, self._policy.first_delay * 2 ** max(0, quick - 1))
-            self._notify(Died(spec.name, describe_exit(code), delay, child.last_line))
             if await self._stopped_within(delay):
                 return
-
-    @staticmethod
-    def _uptime(child: Child) -> float:
-        return time.monotonic() - (child.serving_since or time.monotonic())
 
     def _give_up(self, name: str, why: str) -> None:
         self.failure = self.failure or f"the {name} {why}"

@@ -1,0 +1,118 @@
+"""What `octavo serve` runs: the command lines of one worker and one scheduler, and the socket between them.
+
+Owns the run directory and the flags of both services by name; imports neither. Invariant: a worker that is
+started again listens on the same socket.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from octavo_client.errors import FailedPrecondition
+from octavo_client.supervisor.child import ChildSpec
+
+DEFAULT_MODEL = Path("models/SmolLM2-135M-Instruct")
+DEFAULT_METRICS_PORT = 9450
+DEFAULT_WORKER_METRICS_PORT = 9451
+_LONGEST_SOCKET_PATH = 100
+
+WORKER_FLAGS = (
+    "device",
+    "dtype",
+    "num-blocks",
+    "block-size",
+    "gpu-memory-utilization",
+    "max-num-batched-tokens",
+    "max-num-seqs",
+    "max-model-len",
+    "kernel-backend",
+    "load-format",
+    "num-layers",
+)
+SCHEDULER_FLAGS = ("max-num-seqs", "max-num-batched-tokens", "depth", "hash-seed", "max-queue-requests")
+SCHEDULER_SWITCHES = ("no-prefix-cache",)
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """values: flag name without dashes -> its text, handed to each service that knows the flag."""
+
+    model: Path
+    listen: str = "127.0.0.1:7450"
+    metrics_port: int = DEFAULT_METRICS_PORT
+    worker_metrics_port: int = DEFAULT_WORKER_METRICS_PORT
+    values: Mapping[str, str] = field(default_factory=dict)
+    worker_args: Sequence[str] = ()
+    scheduler_args: Sequence[str] = ()
+
+
+class RunDir:
+    """A private folder for the socket; removed at the end."""
+
+    def __init__(self) -> None:
+        base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+        if len(base) > _LONGEST_SOCKET_PATH - 32 or not os.access(base, os.W_OK):
+            base = "/tmp"
+        self.path = Path(tempfile.mkdtemp(prefix="octavo-", dir=base))
+
+    @property
+    def socket(self) -> str:
+        return f"unix:{self.path / 'worker.sock'}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def find_model(given: str | None) -> Path:
+    """The model to serve: the one given, else OCTAVO_MODEL, else the demo model when it is there.
+
+    Raises FailedPrecondition, saying how to make it, when it is not there.
+    """
+    path = Path(given or os.environ.get("OCTAVO_MODEL") or DEFAULT_MODEL)
+    if path.is_file() or (path / "config.json").is_file():
+        return path
+    what = "has no config.json" if path.is_dir() else "does not exist"
+    raise FailedPrecondition(
+        f"model {path} {what}; `python -m gpu_worker.models.prepare --out {DEFAULT_MODEL}` makes one",
+        field="model",
+    )
+
+
+def child_specs(options: StackOptions, socket: str) -> list[ChildSpec]:
+    """The worker's and the scheduler's command lines, in the order of start."""
+    python = [sys.executable, "-P", "-m"]
+    worker = [
+        *python,
+        "gpu_worker",
+        *("--model", str(options.model), "--listen", socket),
+        *("--metrics-port", str(options.worker_metrics_port)),
+        *_flags(options.values, WORKER_FLAGS),
+        *options.worker_args,
+    ]
+    scheduler = [
+        *python,
+        "scheduler_svc",
+        *("--model", str(options.model), "--worker", socket, "--listen", options.listen),
+        *("--metrics-port", str(options.metrics_port)),
+        *_flags(options.values, SCHEDULER_FLAGS),
+        *[f"--{name}" for name in SCHEDULER_SWITCHES if name in options.values],
+        *options.scheduler_args,
+    ]
+    return [ChildSpec("worker", worker), ChildSpec("scheduler", scheduler)]
+
+
+def _flags(values: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    return [part for name in names if name in values for part in (f"--{name}", values[name])]
