@@ -1,0 +1,137 @@
+"""Outboxes: what one client stream still has to be told, merged, and bounded.
+
+Owns pending events and the backlog rule; knows neither gRPC nor the engine. Invariant: the step loop only
+ever appends and never waits, and what a stream holds is bounded, for a stream past its bound fails with
+STREAM_BACKLOG and holds nothing.
+
+The backlog rule: deltas that wait for a reader are merged, so a slow reader costs one pending delta a
+request. A stream whose pending tokens or text pass `BacklogLimits`, or whose reader took nothing for
+`stall_seconds` while something was pending, is failed with RESOURCE_EXHAUSTED STREAM_BACKLOG, and its
+requests are aborted.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo.errors import OctavoError, ResourceExhausted
+from octavo.v1 import inference_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogLimits:
+    """Bounds of one stream: tokens and characters pending, and seconds without a read while something is
+    pending.
+    """
+
+    tokens: int = 65_536
+    characters: int = 1 << 20
+    stall_seconds: float = 60.0
+
+
+@dataclass(slots=True)
+class Pending:
+    """What one request has to say since its stream was last read. Told as accepted, delta, end."""
+
+    request_id: str
+    accepted: inference_pb2.Accepted | None = None
+    token_ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    finished: inference_pb2.Finished | None = None
+    error: OctavoError | None = None
+
+    @property
+    def has_delta(self) -> bool:
+        return bool(self.token_ids or self.text)
+
+    @property
+    def has_end(self) -> bool:
+        return self.finished is not None or self.error is not None
+
+
+class Outbox:
+    """The mail of one client stream, which carries one request or many. clock values are seconds, given by
+    callers.
+    """
+
+    def __init__(self, limits: BacklogLimits) -> None:
+        self._limits = limits
+        self._pending: dict[str, Pending] = {}
+        self._tokens = 0
+        self._characters = 0
+        self._waiting_since: float | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self.failure: ResourceExhausted | None = None
+        """Why the stream has to end, once it broke the backlog rule."""
+
+    def of(self, request_id: str) -> Pending:
+        """The pending events of a request, made when there are none. Call `flush` after writing into it."""
+        pending = self._pending.get(request_id)
+        if pending is None:
+            pending = self._pending[request_id] = Pending(request_id)
+        return pending
+
+    def put_delta(self, request_id: str, token_ids: Sequence[int], text: str) -> None:
+        """Merges new tokens and text of a request into what is pending."""
+        pending = self.of(request_id)
+        pending.token_ids.extend(token_ids)
+        self._tokens += len(token_ids)
+        if text:
+            pending.text.append(text)
+            self._characters += len(text)
+
+    def flush(self, now: float) -> bool:
+        """Wakes the reader, once for all that was put. False: the stream just broke its bound and holds
+        nothing now.
+        """
+        if self.failure is not None:
+            return True
+        if self._tokens > self._limits.tokens:
+            return self._fail(f"{self._tokens} tokens pending, limit {self._limits.tokens}")
+        if self._characters > self._limits.characters:
+            return self._fail(f"{self._characters} characters pending, limit {self._limits.characters}")
+        if self._waiting_since is None:
+            self._waiting_since = now
+        self._wake_reader()
+        return True
+
+    def check_stall(self, now: float) -> bool:
+        """False: the reader took nothing for too long; the stream has failed and holds nothing now."""
+        since = self._waiting_since
+        if since is None or self.failure is not None or now - since <= self._limits.stall_seconds:
+            return True
+        return self._fail(f"nothing was read for {self._limits.stall_seconds:g} s")
+
+    def _fail(self, why: str) -> bool:
+        self.failure = ResourceExhausted(f"the stream is not read: {why}", reason="STREAM_BACKLOG")
+        self._clear()
+        self._wake_reader()
+        return False
+
+    def _clear(self) -> None:
+        self._pending = {}
+        self._tokens = self._characters = 0
+        self._waiting_since = None
+
+    def _wake_reader(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def take(self) -> list[Pending]:
+        """All that is pending, in the order in which the requests first spoke. Raises the failure, if there
+        is one.
+        """
+        if self.failure is not None:
+            raise self.failure
+        taken = list(self._pending.values())
+        self._clear()
+        return taken
+
+    async def next(self) -> list[Pending]:
+        """Waits until something is pending, then takes it. For one reader. Raises ResourceExhausted
+        (STREAM_BACKLOG).
+        """
+        while not self._pending and self.failure is None:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        return self.take()
