@@ -106,6 +106,7 @@ class NewRequest:
     seq_id: SeqId
     prompt: Int32Array
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     sampling: SamplingParams = SamplingParams()
     priority: int = 0
