@@ -1,0 +1,93 @@
+# Octavo's tasks. `make help` lists them; every one sets up what it needs first.
+PYTHON ?= python3
+VENV ?= .venv
+# Installed before everything else, so that pip picks this build and no other.
+TORCH ?= torch==2.13.0
+# When set, torch alone comes from this index: PyTorch's CPU wheels for a machine without a GPU.
+TORCH_INDEX ?=
+MODEL ?= models/SmolLM2-135M-Instruct
+# More arguments of pytest, of the demo and of the server.
+TEST_ARGS ?=
+DEMO_ARGS ?=
+SERVE_ARGS ?=
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install $(if $(MAKE_TERMOUT),,--quiet)
+RUNTIME := $(VENV)/.ready-runtime
+DEV := $(VENV)/.ready-dev
+fail = { echo "octavo: $(1)" >&2; exit 1; }
+
+.PHONY: help demo serve test test-long check fix protos bench-core doctor clean distclean setup model
+
+help: ## list the tasks
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  variables: PYTHON, VENV, TORCH, TORCH_INDEX (an index with PyTorch's CPU wheels), MODEL,"
+	@echo "             TEST_ARGS, DEMO_ARGS, SERVE_ARGS"
+
+demo: $(RUNTIME) $(MODEL)/config.json ## set up, start both processes, answer questions, show the KV pool
+	@$(BIN)/octavo demo --model $(MODEL) $(DEMO_ARGS)
+
+serve: $(RUNTIME) $(MODEL)/config.json ## run a worker and a scheduler until Ctrl-C
+	@$(BIN)/octavo serve --model $(MODEL) $(SERVE_ARGS)
+
+test: $(DEV) $(MODEL)/config.json ## set up and run the tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not gpu" $(TEST_ARGS)
+
+test-long: $(DEV) $(MODEL)/config.json ## all settings, 10 times the operations; takes long
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu" --timeout 3600 $(TEST_ARGS)
+
+check: $(DEV) ## lint, format, types, import contracts, schemas
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+	$(BIN)/python -m pytest -q tests/architecture/test_schema.py
+
+fix: $(DEV) ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: ## generate the Python code of the schemas (needs Python 3.11 or 3.12)
+	bash protos/generate.sh
+
+bench-core: $(DEV) ## cost of the scheduler core: a table, then one JSON object
+	@$(BIN)/python -m benchmarks.core
+
+doctor: $(RUNTIME) ## versions, device, kernels, ports, environment
+	@$(BIN)/octavo doctor
+
+setup: $(RUNTIME) ## the environment without the tools of development
+
+model: $(MODEL)/config.json ## the small demo model as a folder
+
+clean: ## remove caches
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .run build dist
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## remove caches, environment and model
+	rm -rf $(VENV) .venv-protos models
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || $(call fail,needs Python 3.11 or newer; $(PYTHON) is not. Set PYTHON=/path/to/python3.11)
+	@$(PYTHON) -m venv $(VENV) \
+	  || { rm -f $@; $(call fail,$(PYTHON) cannot make a virtual environment; Debian and Ubuntu have it in python3-venv); }
+
+$(RUNTIME): pyproject.toml | $(VENV)/bin/python
+	@echo "Installing $(TORCH) into $(VENV)$(if $(TORCH_INDEX), from $(TORCH_INDEX)) ..."
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)" \
+	  || $(call fail,$(TORCH) could not be installed; try another TORCH or TORCH_INDEX)
+	@echo "Installing Octavo into $(VENV) ..."
+	@$(PIP) -e '.[scheduler,worker]' || $(call fail,Octavo's dependencies could not be installed; pip says why above)
+	@touch $@
+
+$(DEV): pyproject.toml $(RUNTIME)
+	@echo "Installing the tools of development into $(VENV) ..."
+	@$(PIP) -e '.[dev]' || $(call fail,the tools of development could not be installed; pip says why above)
+	@touch $@
+
+$(MODEL)/config.json: | $(RUNTIME)
+	@$(BIN)/python -m gpu_worker.models.prepare --out $(MODEL)
