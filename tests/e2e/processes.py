@@ -1,0 +1,155 @@
+"""Services as real processes: start, wait for the serving line, freeze, kill, stop.
+
+Owns process life and the files of their output; knows no service's meaning. Invariant: every process started
+here is ended by its own id when its `Processes` closes, and its output can be shown when a test fails.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+POLL_SECONDS = 0.02
+
+
+class ProcessFailed(Exception):
+    """A process ended, or stayed silent, where a line was due; the text holds the end of its log."""
+
+
+class ServiceProcess:
+    """One running service. `serving` is its serving line; output goes to `NAME.out` and `NAME.err`."""
+
+    def __init__(
+        self, name: str, arguments: list[str], folder: Path, env: dict[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
+        self._lines_read = 0
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                cwd=REPOSITORY,
+                env=child_environment() | (env or {}),
+            )
+        self.serving: dict[str, Any] = {}
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def address(self) -> str:
+        return str(self.serving["listen"])
+
+    def wait_serving(self, timeout: float = START_SECONDS) -> "ServiceProcess":
+        """Waits for the line `{"event": "serving", ...}`. Raises ProcessFailed."""
+        while self.serving.get("event") != "serving":
+            self.serving = self.next_line(timeout)
+        return self
+
+    def next_line(self, timeout: float = START_SECONDS) -> dict[str, Any]:
+        """The next whole JSON line of standard output. Raises ProcessFailed."""
+        deadline = time.monotonic() + timeout
+        while True:
+            lines = self.out.read_bytes().split(b"\n")[:-1]
+            if len(lines) > self._lines_read:
+                self._lines_read += 1
+                line: dict[str, Any] = json.loads(lines[self._lines_read - 1])
+                return line
+            if self.popen.poll() is not None or time.monotonic() > deadline:
+                raise ProcessFailed(f"{self.name}: exit status {self.popen.poll()}\n{self.log_end()}")
+            time.sleep(POLL_SECONDS)
+
+    def ask(self, **command: object) -> dict[str, Any]:
+        """One command to a fake worker process and its answer."""
+        stdin: IO[bytes] | None = self.popen.stdin
+        assert stdin is not None
+        stdin.write(json.dumps(command).encode() + b"\n")
+        stdin.flush()
+        return self.next_line()
+
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def kill(self) -> None:
+        """kill -9, and waits for the end."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def freeze(self) -> None:
+        self.popen.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.popen.send_signal(signal.SIGCONT)
+
+    def stop(self, timeout: float = STOP_SECONDS) -> int:
+        """SIGTERM, then kill -9 after the timeout. Returns the exit status."""
+        if self.alive():
+            self.thaw()
+            self.popen.terminate()
+            try:
+                self.popen.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        if self.popen.stdin is not None:
+            self.popen.stdin.close()
+        return int(self.popen.returncode)
+
+    def log_end(self, characters: int = 6000) -> str:
+        return self.err.read_text(errors="replace")[-characters:]
+
+
+class Processes:
+    """All processes of one test or one shared fixture, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[ServiceProcess] = []
+
+    def start(
+        self, name: str, *arguments: str, env: dict[str, str] | None = None, wait: bool = True
+    ) -> ServiceProcess:
+        """Runs `python -m arguments...`; returns it once it serves."""
+        unique = f"{name}-{len(self.started)}"
+        process = ServiceProcess(unique, list(arguments), self.folder, env)
+        self.started.append(process)
+        return process.wait_serving() if wait else process
+
+    def scheduler(self, model: Path, worker: str, *flags: str, wait: bool = True) -> ServiceProcess:
+        """The scheduler service on free ports."""
+        listen = ["--listen", "127.0.0.1:0", "--metrics-port", "0"]
+        arguments = ["scheduler_svc", "--model", str(model), "--worker", worker, *listen, *flags]
+        return self.start("scheduler", *arguments, wait=wait)
+
+    def worker(self, model: Path, listen: str, *flags: str, wait: bool = True) -> ServiceProcess:
+        """The real worker on the CPU, in float32."""
+        fixed = ["--device", "cpu", "--dtype", "float32", "--metrics-port", "0"]
+        arguments = ["gpu_worker", "--model", str(model), "--listen", listen, *fixed, *flags]
+        return self.start("worker", *arguments, wait=wait)
+
+    def fake_worker(self, listen: str, *flags: str) -> ServiceProcess:
+        return self.start("fake", "tests.fakes.fake_worker", "--listen", listen, *flags)
+
+    def close(self) -> None:
+        for process in reversed(self.started):
+            process.stop()
+
+    def logs(self) -> list[tuple[str, str]]:
+        return [(process.name, process.log_end()) for process in self.started]
+
+
+def child_environment() -> dict[str, str]:
+    """This environment without OCTAVO_* and proxies, one thread a process, quiet gRPC."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("OCTAVO_") and "proxy" not in k.lower()}
+    fixed = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE", "HF_HUB_OFFLINE": "1"}
+    return kept | fixed
