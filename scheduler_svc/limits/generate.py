@@ -67,8 +67,10 @@ def _lengths(stopping: pb.StoppingOptions, limits: Limits) -> tuple[int | None, 
     max_tokens = None
     if stopping.HasField("max_tokens"):
         max_tokens = whole("stopping.max_tokens", stopping.max_tokens, 1, limits.max_tokens)
-    highest = limits.max_tokens if max_tokens is None else max_tokens
-    return max_tokens, whole("stopping.min_tokens", stopping.min_tokens, 0, highest)
+    min_tokens = whole("stopping.min_tokens", stopping.min_tokens, 0, limits.max_tokens)
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise refuse("stopping.min_tokens", f"{min_tokens} is above stopping.max_tokens, {max_tokens}")
+    return max_tokens, min_tokens
 
 
 def _stop(stopping: pb.StoppingOptions, limits: Limits) -> tuple[str, ...]:

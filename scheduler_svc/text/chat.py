@@ -1,7 +1,7 @@
 """Chat prompts: messages through the model's own template, in a process of its own.
 
 Owns the rendering process and the bounds on it; does not know tokens. Invariant: a template can cost at most
-CPU_SECONDS, MEMORY_BYTES and OUTPUT_BYTES, whatever it does, and never runs in this process.
+CPU_SECONDS, MEMORY_BYTES and OUTPUT_CHARS, whatever it does, and never runs in this process.
 
 Why a process: a template can loop, nest `range`, double a string or print a list that holds itself a million
 times, and one such operation inside the interpreter can neither be counted nor interrupted by a thread or a
@@ -11,18 +11,20 @@ chat is rendered.
 
 import json
 import select
+import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from octavo.errors import FailedPrecondition, InvalidArgument, OctavoError
+from octavo.errors import FailedPrecondition, Internal, InvalidArgument, OctavoError
 
 CPU_SECONDS = 1.0
 WALL_SECONDS = 20.0
 MEMORY_BYTES = 1 << 29
-OUTPUT_BYTES = 4 << 20
+OUTPUT_CHARS = 8 << 20
 _CHILD = Path(__file__).with_name("render_child.py")
 
 
@@ -39,6 +41,8 @@ class ChatRenderer:
         """The prompt text. Errors as in `TextModel.encode_chat`."""
         call = {
             "messages": [{"role": role, "content": content} for role, content in messages],
+            "tools": None,
+            "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self._special_tokens,
         }
@@ -54,49 +58,59 @@ class ChatRenderer:
             self._end()
 
     def _ask(self, call: object) -> dict[str, str]:
-        child = self._child if self._child is not None and self._child.poll() is None else self._start()
+        child = self._child
+        if child is None or child.poll() is not None:
+            child = self._start()
         answer = _exchange(child, call)
         if answer is None:
-            self._end()
-            return {
-                "kind": "limit",
-                "message": f"the chat template did not end within {CPU_SECONDS:g} s of computing time",
-            }
+            return _cause(self._end())
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._end()
-        command = [sys.executable, "-P", str(_CHILD)]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._child = child
-        bounds = {"cpu_seconds": CPU_SECONDS, "memory_bytes": MEMORY_BYTES, "output_bytes": OUTPUT_BYTES}
+        self._child = child = subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._finalizer = weakref.finalize(self, _kill, child)
+        bounds = {"cpu_seconds": CPU_SECONDS, "memory_bytes": MEMORY_BYTES, "output_chars": OUTPUT_CHARS}
         _send(child, {"template": self._template, **bounds})
         return child
 
-    def _end(self) -> None:
+    def _end(self) -> int:
+        """Ends the process and returns its exit code (0 when there was none)."""
         child, self._child = self._child, None
         if child is None:
-            return
-        child.kill()
-        child.communicate()
+            return 0
+        self._finalizer()
+        return child.returncode
 
-    def __del__(self) -> None:
-        self._end()
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.kill()
+    child.communicate()
 
 
 def _exchange(child: subprocess.Popen[bytes], call: object) -> dict[str, str] | None:
-    """The child's answer to a call, or None when it died or fell silent."""
+    """The child's answer to a call, or None when it died (it is awaited then) or fell silent."""
     assert child.stdout is not None
     try:
         _send(child, call)
     except BrokenPipeError:
+        child.wait()
         return None
     ready, _, _ = select.select([child.stdout], [], [], WALL_SECONDS)
     line = child.stdout.readline() if ready else b""
-    if not line.endswith(b"\n"):
-        return None
-    answer: dict[str, str] = json.loads(line)
-    return answer
+    if line.endswith(b"\n"):
+        answer: dict[str, str] = json.loads(line)
+        return answer
+    if ready:
+        child.wait()
+    return None
 
 
 def _send(child: subprocess.Popen[bytes], value: object) -> None:
@@ -105,9 +119,24 @@ def _send(child: subprocess.Popen[bytes], value: object) -> None:
     child.stdin.flush()
 
 
+def _cause(exit_code: int) -> dict[str, str]:
+    """Why a process gave no answer: one of its bounds (it was ended by a signal), or a fault of its own."""
+    if exit_code == -signal.SIGPROF:
+        return {
+            "kind": "limit",
+            "message": f"the chat template took more than {CPU_SECONDS:g} s of computing",
+        }
+    if exit_code < 0:
+        return {"kind": "limit", "message": "the chat template took too much memory or time"}
+    return {"kind": "fault", "message": "the process that renders chat templates does not run"}
+
+
 def _refusal(answer: Mapping[str, str]) -> OctavoError:
     message = f"chat: {answer['message']}"
-    if answer["kind"] == "broken":
+    kind = answer["kind"]
+    if kind == "fault":
+        return Internal(message)
+    if kind == "broken":
         return FailedPrecondition(message, reason="BAD_CHAT_TEMPLATE", field="chat")
-    reason = "CHAT_TEMPLATE_LIMIT" if answer["kind"] == "limit" else "CHAT_TEMPLATE_REFUSED"
+    reason = "CHAT_TEMPLATE_LIMIT" if kind == "limit" else "CHAT_TEMPLATE_REFUSED"
     return InvalidArgument(message, reason=reason, field="chat")

@@ -92,7 +92,8 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """For any other decoder (word pieces, suffixes): the difference of two decodes over a window of ids.
 
-    Text that ends in U+FFFD waits for more ids, for at most 16 of them, which bounds the cost of a token.
+    Ids that add nothing are left out. Text that ends in U+FFFD waits for more ids, for at most 16 of them,
+    which bounds the cost of a token.
     """
 
     __slots__ = ("_pending", "_shown", "_skip_special_tokens", "_tokenizer")
@@ -106,9 +107,11 @@ class WindowDetokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         out: list[str] = []
         for token_id in token_ids:
+            if not self._decoded([token_id]):
+                continue
             self._pending.append(token_id)
             text = self._new_text()
-            if text and (not text.endswith("\ufffd") or len(self._pending) >= _HELD_IDS):
+            if not text.endswith("\ufffd") or len(self._pending) >= _HELD_IDS:
                 out.append(text)
                 self._shown, self._pending = self._pending, []
         return "".join(out)

@@ -1,8 +1,8 @@
 """What a model folder says about text: stop ids, chat template, special tokens.
 
-Owns the reading of config.json, generation_config.json and tokenizer_config.json; runs no code from the
-folder and knows no tokenizer beyond id lookups. Invariant: a missing file or key is fine, a malformed file is
-named in the error.
+Owns the reading of config.json, generation_config.json, tokenizer_config.json and special_tokens_map.json;
+runs no code from the folder and knows no tokenizer beyond id lookups. Invariant: a missing file or key is
+fine, a malformed file is named in the error.
 """
 
 import json
@@ -30,7 +30,8 @@ def read_folder(model_dir: Path, id_of: Callable[[str], int | None]) -> FolderTe
     config = read_json(model_dir / "config.json")
     generation = read_json(model_dir / "generation_config.json")
     tokenizer = read_json(model_dir / "tokenizer_config.json")
-    tokens = {key: text for key in _TOKEN_KEYS if (text := _token_text(tokenizer.get(key))) is not None}
+    named = read_json(model_dir / "special_tokens_map.json") | tokenizer
+    tokens = {key: text for key in _TOKEN_KEYS if (text := _token_text(named.get(key))) is not None}
     text_config = config.get("text_config")
     nested = text_config if isinstance(text_config, dict) else {}
     eos = (

@@ -104,7 +104,7 @@ def load_text_model(model_dir: Path) -> TextModel:
             f"tokenizer.json: not in the model folder {model_dir}", reason="BAD_MODEL_FOLDER"
         )
     try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_buffer(path.read_bytes())
     except ValueError as error:
         raise FailedPrecondition(f"tokenizer.json: {error}", reason="BAD_MODEL_FOLDER") from error
     tokenizer.no_truncation()

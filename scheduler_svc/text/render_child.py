@@ -3,7 +3,7 @@
 Owns the sandboxed Jinja environment and the limits of its own process; knows only JSON lines on stdin and
 stdout. Invariant: it ends when its input ends, and each line in gets one line out or the end of the process.
 
-First line in: {template, cpu_seconds, memory_bytes, output_bytes}. Then one line of template variables for
+First line in: {template, cpu_seconds, memory_bytes, output_chars}. Then one line of template variables for
 each rendering; out goes {"text"} or {"kind": refused | broken | limit, "message"}. The environment is the one
 that chat templates are written for (Hugging Face transformers, utils/chat_template_utils.py, Apache-2.0).
 """
@@ -29,9 +29,10 @@ class GenerationTag(Extension):
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
 
 
 def raise_exception(message: object) -> NoReturn:
@@ -66,21 +67,21 @@ def environment() -> ImmutableSandboxedEnvironment:
     return made
 
 
-def bounded(pieces: Iterator[str], output_bytes: int) -> str:
+def bounded(pieces: Iterator[str], output_chars: int) -> str:
     """Joins a rendering; raises MemoryError when it has more characters than the bound."""
     out: list[str] = []
     size = 0
     for piece in pieces:
         size += len(piece)
-        if size > output_bytes:
+        if size > output_chars:
             raise MemoryError
         out.append(piece)
     return "".join(out)
 
 
-def answer(template: jinja2.Template, call: dict[str, Any], output_bytes: int) -> dict[str, str]:
+def answer(template: jinja2.Template, call: dict[str, Any], output_chars: int) -> dict[str, str]:
     try:
-        return {"text": bounded(template.generate(call), output_bytes)}
+        return {"text": bounded(template.generate(call), output_chars)}
     except SecurityError as error:
         return {"kind": "broken", "message": f"the chat template is not allowed to do this: {error}"}
     except TemplateError as error:
@@ -111,7 +112,7 @@ def serve(lines: Iterator[bytes], write: Callable[[dict[str, str]], None]) -> No
     for line in lines:
         call = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, first["cpu_seconds"])
-        result = answer(template, call, first["output_bytes"])
+        result = answer(template, call, first["output_chars"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         write(result)
 
