@@ -6,10 +6,8 @@ octavo_client.errors.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -21,112 +19,10 @@ from octavo.v1 import inference_pb2_grpc, kv_cache_pb2_grpc
 from octavo.v1 import kv_cache_pb2 as kv
 from octavo_client import channel as settings
 from octavo_client import convert, types, views
-from octavo_client.batch import BatchBook
+from octavo_client.calls import Batch, Stream
 from octavo_client.errors import NotReady, from_call
 
 T = TypeVar("T")
-
-
-class Stream:
-    """The events of one request, in order; leaving its `with` early cancels it."""
-
-    def __init__(self, call: Any, target: str) -> None:
-        self._call = call
-        self._target = target
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> types.Event:
-        """The next event. Raises StopIteration after the last, an OctavoError when the call failed."""
-        try:
-            return convert.from_event(next(self._call))
-        except grpc.RpcError as error:
-            raise from_call(error, self._target) from None
-
-    def cancel(self) -> None:
-        """Ends the request at the server. Safe at any time."""
-        self._call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cancel()
-
-
-class Batch:
-    """Many requests on one stream: iterates (request_id, event) pairs of all of them as they come."""
-
-    def __init__(
-        self, start: Callable[[Iterator[pb.GenerateBatchRequest]], Any], target: str, limit: int
-    ) -> None:
-        self._book = BatchBook(limit)
-        self._changed = threading.Condition()
-        self._closed = False
-        self._failure: Exception | None = None
-        self._ready: deque[tuple[str, types.BatchEvent]] = deque()
-        self._target = target
-        self._start = start
-        self._call: Any = None
-
-    @property
-    def open_ids(self) -> tuple[str, ...]:
-        """Requests that were sent and have not ended."""
-        with self._changed:
-            return self._book.open_ids
-
-    def begin(self, requests: Iterable[types.Request]) -> Self:
-        self._call = self._start(self._send(iter(requests)))
-        return self
-
-    def _send(self, requests: Iterator[types.Request]) -> Iterator[pb.GenerateBatchRequest]:
-        """Runs on gRPC's own thread: waits for room in the window, then hands out the next request."""
-        try:
-            for request in requests:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed or not self._book.full)
-                    if self._closed:
-                        return
-                    entered = self._book.opened(request)
-                yield pb.GenerateBatchRequest(generate=convert.to_request(entered))
-        except Exception as error:  # noqa: BLE001 - handed to the reader: here it would only be a broken stream
-            self._failure = error
-            self._call.cancel()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> tuple[str, types.BatchEvent]:
-        """The next event. Raises what the requests' iterator raised, or the call's failure."""
-        try:
-            while not self._ready:
-                self._take(next(self._call))
-        except grpc.RpcError as error:
-            self.cancel()
-            raise (self._failure or from_call(error, self._target)) from None
-        return self._ready.popleft()
-
-    def _take(self, response: pb.GenerateBatchResponse) -> None:
-        with self._changed:
-            for message in response.events:
-                event = convert.from_batch_event(message)
-                self._book.heard(message.request_id, event)
-                self._ready.append((message.request_id, event))
-            self._changed.notify_all()
-
-    def cancel(self) -> None:
-        """Ends every request of the batch at the server."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cancel()
 
 
 class Client:

@@ -122,7 +122,9 @@ def from_call(error: grpc.RpcError, target: str = "") -> OctavoError:
 def _from_transport(code: grpc.StatusCode, message: str, target: str) -> OctavoError:
     if code is grpc.StatusCode.UNAVAILABLE:
         why = _one_line(message).rpartition(": ")[2]
-        return ConnectionFailed(f"no answer from {target or 'the server'} ({why}); is `octavo serve` running?")
+        return ConnectionFailed(
+            f"no answer from {target or 'the server'} ({why}); is `octavo serve` running?"
+        )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Unimplemented(
             f"{target or 'the server'} is no Octavo scheduler, or an older one: {_one_line(message)}"

@@ -1,0 +1,108 @@
+"""JSON lines of requests in, JSON lines of answers out.
+
+Owns the shape of both; knows no file and no server. Invariant: a line that is refused is refused by itself,
+and the error names the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from octavo_client.errors import InvalidArgument, OctavoError
+from octavo_client.types import Delta, Finished, GenerateOptions, Request
+
+_OPTIONS = frozenset(GenerateOptions.__dataclass_fields__)
+_PROMPTS = ("prompt", "messages", "token_ids")
+
+
+def parse_request(line: str, defaults: GenerateOptions, request_id: str) -> Request:
+    """The request of one line: a JSON string is a prompt; an object has prompt, messages or token_ids,
+    perhaps request_id, and any fields of GenerateOptions. Raises InvalidArgument.
+    """
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise InvalidArgument(f"not JSON: {error}", field="line") from None
+    if isinstance(value, str):
+        return Request(prompt=value, options=defaults, request_id=request_id)
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"expected an object or a string, got {type(value).__name__}", field="line")
+    unknown = sorted(set(value) - _OPTIONS - set(_PROMPTS) - {"request_id"})
+    if unknown:
+        raise InvalidArgument(f"unknown field {unknown[0]!r}", field=unknown[0])
+    prompts: dict[str, Any] = {name: _checked_prompt(name, value[name]) for name in _PROMPTS if name in value}
+    given = {name: value[name] for name in _OPTIONS & set(value)}
+    if "logit_bias" in given:
+        given["logit_bias"] = _bias(given["logit_bias"])
+    for name in ("stop", "stop_token_ids"):
+        if name in given and not isinstance(given[name], list):
+            raise InvalidArgument(f"{name}: expected a list", field=name)
+    own_id = value.get("request_id", request_id)
+    if not isinstance(own_id, str):
+        raise InvalidArgument("request_id: expected a string", field="request_id")
+    options = dataclasses.replace(defaults, **given)
+    return Request(**prompts, options=options, request_id=own_id or request_id)
+
+
+def _checked_prompt(name: str, value: object) -> object:
+    if name == "prompt" and not isinstance(value, str):
+        raise InvalidArgument("prompt: expected a string", field="prompt")
+    if name == "messages" and not (isinstance(value, list) and all(isinstance(turn, dict) for turn in value)):
+        raise InvalidArgument("messages: expected a list of objects with role and content", field="messages")
+    if name == "token_ids" and not isinstance(value, list):
+        raise InvalidArgument("token_ids: expected a list of integers", field="token_ids")
+    return value
+
+
+def _bias(value: object) -> Mapping[int, float]:
+    """JSON has only text keys; token ids are integers."""
+    if not isinstance(value, dict):
+        raise InvalidArgument("logit_bias: expected an object of token id to number", field="logit_bias")
+    try:
+        return {int(key): bias for key, bias in value.items()}
+    except ValueError:
+        raise InvalidArgument("logit_bias: a key is no token id", field="logit_bias") from None
+
+
+class Answer:
+    """What one request has answered so far, a part for each of its sequences."""
+
+    def __init__(self, line: int) -> None:
+        self.line = line
+        self._texts: dict[int, list[str]] = {}
+        self._token_ids: dict[int, list[int]] = {}
+
+    def add(self, delta: Delta) -> None:
+        self._texts.setdefault(delta.index, []).append(delta.text)
+        self._token_ids.setdefault(delta.index, []).extend(delta.token_ids)
+
+    def finished(self, request_id: str, event: Finished, with_token_ids: bool) -> dict[str, object]:
+        """The output object of the sequence that ended."""
+        out: dict[str, object] = {
+            "line": self.line,
+            "request_id": request_id,
+            "index": event.index,
+            "text": "".join(self._texts.get(event.index, ())),
+            "finish_reason": event.reason.value,
+            "usage": dataclasses.asdict(event.usage),
+        }
+        if with_token_ids:
+            out["token_ids"] = self._token_ids.get(event.index, [])
+        if event.stop is not None:
+            out["stop"] = event.stop
+        if event.stop_token_id is not None:
+            out["stop_token_id"] = event.stop_token_id
+        if event.error_reason:
+            out["error_reason"] = event.error_reason
+        return out
+
+
+def failure(line: int, request_id: str, error: OctavoError) -> dict[str, object]:
+    """The output object of a request that was refused or failed."""
+    said: dict[str, object] = {"status": error.status.name, "reason": error.reason, "message": error.message}
+    if error.field:
+        said["field"] = error.field
+    return {"line": line, "request_id": request_id, "error": said}
