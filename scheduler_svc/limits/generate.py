@@ -118,8 +118,6 @@ def _check_not_built(request: pb.GenerateRequest, limits: Limits, model: ModelFa
     _check_response_format(request.response_format, limits)
     if n > 1:
         raise not_built("n", n)
-    if request.stopping.min_tokens:
-        raise not_built("stopping.min_tokens", request.stopping.min_tokens)
 
 
 def _check_penalties(sampling: pb.SamplingOptions, limits: Limits) -> None:

@@ -84,11 +84,11 @@ def check_prompt(ids: Int32Array, checked: CheckedRequest, limits: Limits, model
     if len(ids) >= model.max_model_len:
         room = f"the model takes {model.max_model_len} with at least one output token"
         raise refuse(field, f"{len(ids)} tokens, {room}", "EXCEEDS_MODEL_LEN")
-    if checked.max_tokens is not None and len(ids) + checked.max_tokens > model.max_model_len:
-        total = f"{len(ids)} prompt tokens + {checked.max_tokens} is {len(ids) + checked.max_tokens}"
-        raise refuse(
-            "stopping.max_tokens", f"{total}, the model takes {model.max_model_len}", "EXCEEDS_MODEL_LEN"
-        )
+    for name, wanted in (("max_tokens", checked.max_tokens or 0), ("min_tokens", checked.min_tokens)):
+        if len(ids) + wanted > model.max_model_len:
+            total = f"{len(ids)} prompt tokens + {wanted} is {len(ids) + wanted}"
+            message = f"{total}, the model takes {model.max_model_len}"
+            raise refuse(f"stopping.{name}", message, "EXCEEDS_MODEL_LEN")
 
 
 def prompt_field(prompt: Prompt) -> str:

@@ -48,14 +48,15 @@ class TextEmitter:
         """Consumes any number of ids; returns the text that will not change. Takes nothing after a match."""
         if self.stopped is not None:
             return _NOTHING
-        if self._scanner is None:
+        scanner = self._scanner
+        if scanner is None:
             self._consumed += len(token_ids)
             return Emitted(self._detokenizer.push(token_ids))
         out: list[str] = []
         for token_id in token_ids:
             self._consumed += 1
             if text := self._detokenizer.push((token_id,)):
-                out.append(self._scan(self._scanner, text))
+                out.append(self._scan(scanner, text) if self._consumed >= self._min_tokens else text)
             if self.stopped is not None:
                 break
         return Emitted("".join(out), self.stopped)
@@ -68,7 +69,7 @@ class TextEmitter:
         if self.stopped is not None:
             return ""
         left = self._detokenizer.finish()
-        if self._scanner is None:
+        if self._scanner is None or self._consumed < self._min_tokens:
             return left
         text = self._scan(self._scanner, left) if left else ""
         return text + (self._scanner.finish() if self.stopped is None else "")

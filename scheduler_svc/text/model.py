@@ -72,15 +72,16 @@ class TextModel:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         *,
+        min_tokens: int = 0,
         continues: bool = False,
     ) -> TextEmitter:
-        """The text side of a new sequence. stop: non-empty strings.
+        """The text side of a new sequence. stop: non-empty strings, looked for from token number min_tokens on.
 
         continues: the text goes on from a prompt, so a sentencepiece-like tokenizer keeps the space of its
         first word (no difference for byte-level tokenizers). False for chat, whose answer is a text of its
         own.
         """
-        return TextEmitter(self._detokenizer(skip_special_tokens, continues), stop, include_stop)
+        return TextEmitter(self._detokenizer(skip_special_tokens, continues), stop, include_stop, min_tokens)
 
     def close(self) -> None:
         """Ends the rendering process, if there is one. A later chat starts it again."""
