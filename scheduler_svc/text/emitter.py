@@ -32,14 +32,23 @@ _NOTHING = Emitted("")
 
 
 class TextEmitter:
-    """Not thread-safe; one a sequence. `stopped` keeps the match."""
+    """Not thread-safe; one a sequence. `stopped` keeps the match.
 
-    __slots__ = ("_consumed", "_detokenizer", "_scanner", "stopped")
+    The search for stop strings begins with token number min_tokens: what earlier tokens spell out is neither
+    searched nor held.
+    """
+
+    __slots__ = ("_consumed", "_detokenizer", "_min_tokens", "_scanner", "stopped")
 
     def __init__(
-        self, detokenizer: Detokenizer, stop: tuple[str, ...] = (), include_stop: bool = False
+        self,
+        detokenizer: Detokenizer,
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = detokenizer
+        self._min_tokens = min_tokens
         self._scanner = StopScanner(stop, include_stop) if stop else None
         self._consumed = 0
         self.stopped: StopMatch | None = None
