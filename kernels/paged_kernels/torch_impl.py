@@ -41,8 +41,7 @@ def paged_attention(
     max_context_len: int,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of rows of any length over their blocks; softmax(scale * q k) v, in float32 or
-    float64.
+    """Causal attention of rows of any length over their blocks: softmax(scale * q k) v.
 
     query [T, Hq, D], the rows' new tokens end to end; k_pool, v_pool [B, bs, Hkv, D] with Hq a multiple of
     Hkv; block_tables [R, W] int32; cu_query_lens [R + 1] int32, row r owns query[cu[r]:cu[r + 1]];
@@ -56,7 +55,7 @@ def paged_attention(
         query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, max_query_len, max_context_len, out
     )
     if out is None:
-        out = torch.zeros_like(query)
+        out = query.new_zeros(query.shape)
     starts, contexts = cu_query_lens.tolist(), context_lens.tolist()
     decodes: list[int] = []
     for row, context in enumerate(contexts):

@@ -3,13 +3,20 @@
 
 Owns the arithmetic on the device: online softmax over tiles of keys (FlashAttention, arXiv 2205.14135), keys
 and values found through block tables (PagedAttention, arXiv 2309.06180), long contexts cut in splits that are
-joined afterwards (Flash-Decoding). Knows nothing of launch shapes, which paged_attention.py chooses.
-Invariant: a slot at or past the end of a row's context is never loaded, so whatever it holds cannot reach a
-result.
+joined afterwards (Flash-Decoding, Dao, Haziza, Massa, Sizov 2023). Knows nothing of launch shapes, which
+paged_attention.py chooses. Invariant: a slot at or past the end of a row's context is never loaded, so whatever
+it holds cannot reach a result.
 """
 
 import triton
 import triton.language as tl
+
+# Arguments that change from call to call and must not cause a new compilation.
+_CALL_ARGUMENTS = [
+    *("num_rows", "kv_heads", "group", "min_len", "max_len", "splits", "min_split_tiles"),
+    *("block_size", "block_magic", "block_shift", "table_stride"),
+]
+_JOIN_ARGUMENTS = _CALL_ARGUMENTS[:7]
 
 
 @triton.jit
@@ -38,32 +45,13 @@ def _split_tiles(end, splits, min_split_tiles, block_n: tl.constexpr):
     return each, tl.maximum(tl.cdiv(tiles, each), 1)
 
 
+# fmt: off
 @triton.jit
-def _attend_tile(
-    acc,
-    peak,
-    total,
-    query,
-    query_positions,
-    start,
-    end,
-    table,
-    k_head,
-    v_head,
-    block_size,
-    block_magic,
-    block_shift,
-    block_stride,
-    slot_stride,
-    scale_log2,
-    head_dim: tl.constexpr,
-    block_n: tl.constexpr,
-    block_d: tl.constexpr,
-    masked: tl.constexpr,
-    precision: tl.constexpr,
-    upcast: tl.constexpr,
+def _load_keys_values(
+    start, end, table, k_head, v_head, block_size, block_magic, block_shift, block_stride, slot_stride,
+    head_dim: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
 ):
-    """One step of the online softmax: keys start..start + block_n; those from end on are unused slots."""
+    """Keys and values of positions start..start + block_n as [block_n, block_d], zeros from end on."""
     positions = start + tl.arange(0, block_n)
     dims = tl.arange(0, block_d)
     used = positions < end
@@ -75,22 +63,38 @@ def _attend_tile(
     slot_offset = block * block_stride + (positions - index * block_size) * slot_stride
     offsets = slot_offset[:, None] + dims[None, :]
     if masked:
-        load_mask = used[:, None] & (dims < head_dim)[None, :]
-        keys = tl.load(k_head + offsets, mask=load_mask, other=0.0)
-        values = tl.load(v_head + offsets, mask=load_mask, other=0.0)
+        mask = used[:, None] & (dims < head_dim)[None, :]
+        keys = tl.load(k_head + offsets, mask=mask, other=0.0)
+        values = tl.load(v_head + offsets, mask=mask, other=0.0)
     elif head_dim < block_d:
-        load_mask = (dims < head_dim)[None, :]
-        keys = tl.load(k_head + offsets, mask=load_mask, other=0.0)
-        values = tl.load(v_head + offsets, mask=load_mask, other=0.0)
+        mask = (dims < head_dim)[None, :]
+        keys = tl.load(k_head + offsets, mask=mask, other=0.0)
+        values = tl.load(v_head + offsets, mask=mask, other=0.0)
     else:
         keys = tl.load(k_head + offsets)
         values = tl.load(v_head + offsets)
+    return keys, values
+
+
+@triton.jit
+def _attend_tile(
+    acc, peak, total, query, query_positions, start, end, table, k_head, v_head,
+    block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
+    head_dim: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
+    precision: tl.constexpr, upcast: tl.constexpr,
+):
+    """One step of the online softmax: keys start..start + block_n; those from end on are unused slots."""
+    keys, values = _load_keys_values(
+        start, end, table, k_head, v_head, block_size, block_magic, block_shift, block_stride, slot_stride,
+        head_dim, block_n, block_d, masked,
+    )
     if upcast:
         keys = keys.to(tl.float32)
         values = values.to(tl.float32)
     scores = tl.dot(query, tl.trans(keys), input_precision=precision) * scale_log2
     if masked:
-        visible = (positions[None, :] <= query_positions[:, None]) & used[None, :]
+        positions = start + tl.arange(0, block_n)
+        visible = (positions[None, :] <= query_positions[:, None]) & (positions < end)[None, :]
         scores = tl.where(visible, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -101,66 +105,48 @@ def _attend_tile(
     return acc, new_peak, total
 
 
-@triton.jit(
-    do_not_specialize=[
-        "num_rows",
-        "kv_heads",
-        "group",
-        "min_len",
-        "max_len",
-        "splits",
-        "min_split_tiles",
-        "block_size",
-        "block_magic",
-        "block_shift",
-    ]
-)
+@triton.jit
+def _attend_span(
+    query, query_positions, low, unmasked, high, end, table, k_head, v_head,
+    block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
+    head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
+    precision: tl.constexpr, upcast: tl.constexpr,
+):
+    """Keys low..high; up to unmasked every line sees all of them. Returns (average, log2-sum-exp2)."""
+    acc = tl.zeros([block_m, block_d], dtype=tl.float32)
+    peak = tl.full([block_m], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([block_m], dtype=tl.float32)
+    for start in tl.range(low, unmasked, block_n):
+        acc, peak, total = _attend_tile(
+            acc, peak, total, query, query_positions, start, end, table, k_head, v_head,
+            block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
+            head_dim, block_n, block_d, False, precision, upcast,
+        )
+    for start in tl.range(unmasked, high, block_n):
+        acc, peak, total = _attend_tile(
+            acc, peak, total, query, query_positions, start, end, table, k_head, v_head,
+            block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
+            head_dim, block_n, block_d, True, precision, upcast,
+        )
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None], peak + tl.log2(total)
+
+
+@triton.jit(do_not_specialize=_CALL_ARGUMENTS)
 def attention_kernel(
-    out,
-    partial,
-    partial_lse,
-    query,
-    k_pool,
-    v_pool,
-    block_tables,
-    cu_query_lens,
-    context_lens,
-    scale_log2,
-    num_rows,
-    kv_heads,
-    group,
-    min_len,
-    max_len,
-    splits,
-    min_split_tiles,
-    block_size,
-    block_magic,
-    block_shift,
-    block_stride,
-    slot_stride,
-    head_stride,
-    table_stride,
-    query_token_stride,
-    query_head_stride,
-    out_token_stride,
-    out_head_stride,
-    head_dim: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-    block_d: tl.constexpr,
-    one_tile: tl.constexpr,
-    precision: tl.constexpr,
-    upcast: tl.constexpr,
+    out, partial, partial_lse, query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale_log2,
+    num_rows, kv_heads, group, min_len, max_len, splits, min_split_tiles,
+    block_size, block_magic, block_shift, block_stride, slot_stride, head_stride, table_stride,
+    query_token_stride, query_head_stride, out_token_stride, out_head_stride,
+    head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
+    one_tile: tl.constexpr, precision: tl.constexpr, upcast: tl.constexpr,
 ):
     """One tile of queries of one row (all query heads of one KV head) over one split of the row's keys.
 
     Grid (tiles * kv_heads, splits). Rows with fewer than min_len or more than max_len queries are left to
     another launch. The tile's block_m lines are (query token, query head of the group), head fastest.
     """
-    tile = tl.program_id(0) // kv_heads
-    head = tl.program_id(0) % kv_heads
-    split = tl.program_id(1)
-    if not one_tile:
+    tile, head, split = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads, tl.program_id(1)
+    if not one_tile:  # the last tiles see most keys: start them first
         tile = tl.num_programs(0) // kv_heads - 1 - tile
     tile_tokens = block_m // group
     row, number = _find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile)
@@ -176,99 +162,44 @@ def attention_kernel(
     if split >= active:
         return
 
-    lines = tl.arange(0, block_m)
-    dims = tl.arange(0, block_d)
+    lines, dims = tl.arange(0, block_m), tl.arange(0, block_d)
     tokens = first + lines // group
     line_mask = (lines < tile_tokens * group) & (tokens < query_len)
     mask = line_mask[:, None] & (dims < head_dim)[None, :]
-    heads = head * group + lines % group
-    rows64 = (first_token + tokens).to(tl.int64)
-    offsets = (rows64 * query_token_stride + heads * query_head_stride)[:, None] + dims[None, :]
-    loaded = tl.load(query + offsets, mask=mask, other=0.0)
+    heads, rows = head * group + lines % group, (first_token + tokens).to(tl.int64)
+    offsets = (rows * query_token_stride + heads * query_head_stride)[:, None] + dims[None, :]
+    queries = tl.load(query + offsets, mask=mask, other=0.0)
     if upcast:
-        loaded = loaded.to(tl.float32)
-    query_positions = start_position + lines // group
-
-    acc = tl.zeros([block_m, block_d], dtype=tl.float32)
-    peak = tl.full([block_m], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([block_m], dtype=tl.float32)
+        queries = queries.to(tl.float32)
     low = split * each * block_n
     high = tl.minimum(low + each * block_n, end)
     unmasked = tl.maximum(tl.minimum(high, (start_position + 1) // block_n * block_n), low)
-    table = block_tables + row.to(tl.int64) * table_stride
-    k_head = k_pool + head.to(tl.int64) * head_stride
-    v_head = v_pool + head.to(tl.int64) * head_stride
-    for start in tl.range(low, unmasked, block_n):
-        acc, peak, total = _attend_tile(
-            acc, peak, total, loaded, query_positions, start, end, table, k_head, v_head,
-            block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
-            head_dim, block_n, block_d, False, precision, upcast,
-        )  # fmt: skip
-    for start in tl.range(unmasked, high, block_n):
-        acc, peak, total = _attend_tile(
-            acc, peak, total, loaded, query_positions, start, end, table, k_head, v_head,
-            block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
-            head_dim, block_n, block_d, True, precision, upcast,
-        )  # fmt: skip
-
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result, lse = _attend_span(
+        queries, start_position + lines // group, low, unmasked, high, end,
+        block_tables + row.to(tl.int64) * table_stride,
+        k_pool + head.to(tl.int64) * head_stride, v_pool + head.to(tl.int64) * head_stride,
+        block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
+        head_dim, block_m, block_n, block_d, precision, upcast,
+    )
     if active == 1:
-        offsets = (rows64 * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]
+        offsets = (rows * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
     else:
         base = ((tile.to(tl.int64) * kv_heads + head) * splits + split) * block_m
         tl.store(partial + (base + lines)[:, None] * head_dim + dims[None, :], result, mask=mask)
-        tl.store(partial_lse + base + lines, peak + tl.log2(total), mask=line_mask)
+        tl.store(partial_lse + base + lines, lse, mask=line_mask)
 
 
-@triton.jit(
-    do_not_specialize=["num_rows", "kv_heads", "group", "min_len", "max_len", "splits", "min_split_tiles"]
-)
-def join_kernel(
-    out,
-    partial,
-    partial_lse,
-    cu_query_lens,
-    context_lens,
-    num_rows,
-    kv_heads,
-    group,
-    min_len,
-    max_len,
-    splits,
-    min_split_tiles,
-    out_token_stride,
-    out_head_stride,
-    head_dim: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-    block_d: tl.constexpr,
-    block_s: tl.constexpr,
-    one_tile: tl.constexpr,
+@triton.jit
+def _join_line(
+    partial, partial_lse, base, line, active,
+    head_dim: tl.constexpr, block_m: tl.constexpr, block_d: tl.constexpr, block_s: tl.constexpr,
 ):
-    """Join one line's splits, weighted by their log-sum-exp. Grid (tiles * kv_heads, lines a tile)."""
-    tile = tl.program_id(0) // kv_heads
-    head = tl.program_id(0) % kv_heads
-    line = tl.program_id(1)
-    tile_tokens = block_m // group
-    row, number = _find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile)
-    first_token = tl.load(cu_query_lens + row)
-    query_len = tl.load(cu_query_lens + row + 1) - first_token
-    first = number * tile_tokens
-    token = first + line // group
-    if (query_len < min_len) | (query_len > max_len) | (token >= query_len):
-        return
-    context = tl.load(context_lens + row)
-    end = tl.minimum(context - query_len + first + tile_tokens, context)
-    _, active = _split_tiles(end, splits, min_split_tiles, block_n)
-    if active == 1:
-        return
-
+    """The average of one line's splits, weighted by exp2 of their log2-sum-exp2: [block_d]."""
     dims = tl.arange(0, block_d)
     acc = tl.zeros([block_d], dtype=tl.float32)
     peak = tl.full([1], float("-inf"), dtype=tl.float32)
     total = tl.zeros([1], dtype=tl.float32)
-    base = (tile.to(tl.int64) * kv_heads + head) * splits
     for start in range(0, active, block_s):
         parts = start + tl.arange(0, block_s)
         lines = (base + parts) * block_m + line
@@ -282,7 +213,35 @@ def join_kernel(
         total = total * keep + tl.sum(weights, 0)
         acc = acc * keep + tl.sum(weights[:, None] * values, 0)
         peak = new_peak
-    result = acc / tl.where(total == 0.0, 1.0, total)
+    return acc / tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit(do_not_specialize=_JOIN_ARGUMENTS)
+def join_kernel(
+    out, partial, partial_lse, cu_query_lens, context_lens,
+    num_rows, kv_heads, group, min_len, max_len, splits, min_split_tiles, out_token_stride, out_head_stride,
+    head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
+    block_s: tl.constexpr, one_tile: tl.constexpr,
+):
+    """Join the splits that attention_kernel wrote for one line. Grid (tiles * kv_heads, lines a tile)."""
+    tile, head, line = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads, tl.program_id(1)
+    tile_tokens = block_m // group
+    row, number = _find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile)
+    first_token = tl.load(cu_query_lens + row)
+    query_len = tl.load(cu_query_lens + row + 1) - first_token
+    first = number * tile_tokens
+    token = first + line // group
+    if (query_len < min_len) | (query_len > max_len) | (token >= query_len):
+        return
+    context = tl.load(context_lens + row)
+    end = tl.minimum(context - query_len + first + tile_tokens, context)
+    _, active = _split_tiles(end, splits, min_split_tiles, block_n)
+    if active == 1:
+        return
+    base = (tile.to(tl.int64) * kv_heads + head) * splits
+    result = _join_line(partial, partial_lse, base, line, active, head_dim, block_m, block_d, block_s)
+    dims = tl.arange(0, block_d)
     offset = (first_token + token).to(tl.int64) * out_token_stride
     offset += (head * group + line % group) * out_head_stride
     tl.store(out + offset + dims, result.to(out.dtype.element_ty), mask=dims < head_dim)
+# fmt: on

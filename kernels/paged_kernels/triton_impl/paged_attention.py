@@ -54,8 +54,7 @@ def choose_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
     width = triton.next_power_of_2(head_dim)
     lines = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
-        keys = 32 if width <= 128 else 16
-        return Tiles(Tile(lines, keys, 4, 2), Tile(max(32, lines), keys, 4, 2))
+        return Tiles(Tile(lines, 32 if width <= 128 else 16, 8, 2), Tile(max(32, lines), 16, 8, 2))
     short = Tile(lines, 64 if width <= 128 else 32, 4, 3)
     if width <= 128:
         return Tiles(short, Tile(max(128, lines), 64, 8, 3))
