@@ -65,11 +65,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.messages: list[worker_pb2.StepPlan] = []
         self.violations: list[str] = []
         self.sessions: list[int] = []
+        self.reported_epoch: int | None = None  # what GetCapacity says instead of the live epoch
         self.faults: deque[Fault] = deque()
         self._scripts: list[tuple[Sequence[int], Sequence[int]]] = []
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Condition()
         self._permits: int | None = None  # answers that may go out; None: all
+        self._session: _Session | None = None
         self._new_life()
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
@@ -90,6 +92,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
+
+    async def break_stream(self) -> None:
+        """Ends the stream of the live session; epoch and pool content stay."""
+        old = self._session
+        self._session = None
+        if old is not None:
+            old.outbox.put_nowait([])
+        async with self._changed:
+            self._changed.notify_all()
 
     async def restart(self, settings: FakeSettings | None = None) -> None:
         """Comes back at the same address with a new epoch and an empty pool."""
@@ -124,7 +135,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def GetCapacity(self, request: object, context: object) -> worker_pb2.GetCapacityResponse:  # noqa: N802
         s = self.settings
         return worker_pb2.GetCapacityResponse(
-            worker_epoch=self.epoch,
+            worker_epoch=self.epoch if self.reported_epoch is None else self.reported_epoch,
             protocol_version=s.protocol_version,
             model_id="fake",
             model_fingerprint=s.model_fingerprint,
@@ -160,7 +171,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.kv = SimulatedKv(self.settings.num_blocks, self.settings.block_size, self.settings.vocab_size)
         for prompt, tokens in self._scripts:
             self.kv.script(prompt, tokens)
-        self._session: _Session | None = None
+        self._session = None
 
     async def _accept(self, context: RunContext) -> _Session:
         first = await context.read()
@@ -176,11 +187,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         if hello.worker_epoch != self.epoch:
             raise StaleEpoch("worker_epoch: not the epoch of this worker", field="worker_epoch")
         self.kv.drop_rows()
-        old, self._session = self._session, _Session(hello.session_id)
-        if old is not None:
-            old.outbox.put_nowait([])
-        async with self._changed:
-            self._changed.notify_all()
+        await self.break_stream()
+        session = self._session = _Session(hello.session_id)
         self.sessions.append(hello.session_id)
         accepted = worker_pb2.SessionAccepted(
             session_id=hello.session_id,
@@ -188,7 +196,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             protocol_version=self.settings.protocol_version,
         )
         await context.write(worker_pb2.RunResponse(accepted=accepted))
-        return self._session
+        return session
 
     async def _read(self, session: _Session, context: RunContext) -> None:
         while isinstance(request := await context.read(), worker_pb2.RunRequest):
@@ -208,7 +216,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             step_id=message.step_id,
             forward_seconds=1e-3,
         )
-        fault = self._fault_for(message.step_id)
+        fault = self._fault_for(message)
         try:
             plan = self._checked(session, message, fault)
             result.token_ids = self.kv.apply(plan).astype("<i4").tobytes()
@@ -219,6 +227,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             result.failure.reason = worker_pb2.STEP_FAILURE_REASON_INVALID_PLAN
             result.failure.detail = str(broken)
             return [worker_pb2.RunResponse(result=result)]
+        if fault is not None and fault.kind is FaultKind.FAIL_ROW:
+            self._spoil(plan)
         messages = bend(fault, result, plan.sample_rows.tolist())
         if fault is not None and fault.kind is FaultKind.REORDER:
             session.late = messages
@@ -250,10 +260,19 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             raise ProtocolViolation("step_id", "refused, as scripted")
         return plan
 
-    def _fault_for(self, step_id: int) -> Fault | None:
-        if self.faults and self.faults[0].at_step in (None, step_id):
-            return self.faults.popleft()
-        return None
+    def _spoil(self, plan: DecodedPlan) -> None:
+        """The first sampling row fails: what it wrote in this step is worth nothing."""
+        row = int(plan.sample_rows[0])
+        at = plan.rows.tolist().index(row)
+        self.kv.poison(row, int(plan.context_lens[at] - plan.query_lens[at]))
+
+    def _fault_for(self, message: worker_pb2.StepPlan) -> Fault | None:
+        """The next fault, if it is due: at its step, or at the next step that samples."""
+        if not self.faults:
+            return None
+        at_step = self.faults[0].at_step
+        due = not message.no_samples if at_step is None else at_step == message.step_id
+        return self.faults.popleft() if due else None
 
     async def _write(self, session: _Session, context: RunContext) -> None:
         while True:

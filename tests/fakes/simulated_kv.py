@@ -32,7 +32,7 @@ class _Row:
     setup: SetupLike
     table: list[int] = field(default_factory=list)
     context_len: int | None = None  # None: nothing computed since the set-up
-    context_digest: int = 0
+    context_digest: int | None = 0  # None: a block of it was poisoned
     sampled: tuple[int, int] | None = None  # (position of the token, token)
 
 
@@ -62,6 +62,17 @@ class SimulatedKv:
     def drop_rows(self) -> None:
         """A new session: no row is known; what the pool holds stays and is nobody's."""
         self._rows.clear()
+
+    def poison(self, number: int, start: int) -> None:
+        """Spoils what a failed row wrote from position `start` on; who shares those blocks reads rubbish."""
+        row = self._row("rows", number)
+        positions = np.arange(start, row.context_len or 0)
+        slots = self._slots(row, positions)
+        self.pool_tokens.ravel()[slots] = self.vocab_size + positions
+        spoilt = set((slots // self.block_size).tolist())
+        for other in self._rows.values():
+            if spoilt & set(other.table):
+                other.context_digest = None
 
     def apply(self, plan: PlanLike) -> Int32Array:
         """Obeys one plan and returns its sampled token ids [S]."""
@@ -197,7 +208,8 @@ class SimulatedKv:
                 "table_blocks", f"row {row.setup.row} reads position {at} in slot {slots[at]}, which {what}"
             )
         words = pair_words(positions, tokens)
-        if row.context_len and _total(words[: row.context_len]) != row.context_digest:
+        known = row.context_digest
+        if row.context_len and known is not None and _total(words[: row.context_len]) != known:
             raise ProtocolViolation("slot_mapping", f"the context of row {row.setup.row} was overwritten")
         row.context_len, row.context_digest = context_len, _total(words)
         return words
