@@ -78,14 +78,20 @@ def _lines(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[
         return iter([json.dumps(text) for text in arguments.text]), len(arguments.text)
     if arguments.input == "-":
         return iter(sys.stdin), None
-    source = stack.enter_context(open(arguments.input, encoding="utf-8"))
+    source = stack.enter_context(_reading(arguments.input))
     total = sum(1 for line in source if line.strip())
     source.seek(0)
     return iter(source), total
 
 
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[TextIO]:
+    with open(path, encoding="utf-8") as source:
+        yield source
+
+
 class Job:
-    """One run: what is open, what came, what failed. Lines are read on gRPC's thread, answers on the main one."""
+    """One run: what is open, came, or failed. Lines are read on gRPC's thread, answers on the main one."""
 
     def __init__(
         self, defaults: GenerateOptions, output: TextIO, token_ids: bool, total: int | None, show: bool

@@ -1,0 +1,47 @@
+"""`octavo doctor`: what is installed, what the device can do, what is in the way.
+
+Owns the order of the checks and the exit code; each group of checks is in octavo_client.diagnosis.
+Invariant: exit code 1 exactly when a line says FAIL.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.text import Text
+
+from octavo_client import diagnosis
+from octavo_client.commands.options import add_server
+from octavo_client.console import safe, stdout_console
+from octavo_client.diagnosis import Finding, Level
+
+_STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARN: "yellow", Level.FAIL: "bold red"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="DIR", help="model folder to look at")
+    parser.add_argument(
+        "--worker", metavar="ADDR", help="worker to ask (default: one that `octavo serve` started)"
+    )
+    parser.add_argument("--no-device", action="store_true", help="do not start torch to look at the device")
+    add_server(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    console = stdout_console()
+    failed = False
+    for title, check in diagnosis.groups(
+        arguments.server, arguments.worker, arguments.model, device=not arguments.no_device
+    ):
+        console.print(Text(title, style="bold"))
+        for finding in check():
+            console.print(_line(finding))
+            failed = failed or finding.level is Level.FAIL
+    console.print(Text("something is wrong, see FAIL above" if failed else "all is well", style="bold"))
+    return 1 if failed else 0
+
+
+def _line(finding: Finding) -> Text:
+    line = Text("  ")
+    line.append(f"{finding.level.value:<5}", style=_STYLES[finding.level])
+    return line.append(f"{finding.what:<24} ").append(safe(finding.detail), style="dim")
