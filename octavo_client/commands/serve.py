@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -46,7 +47,10 @@ _HELP = {
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help=f"model folder or GGUF file ({stack.DEFAULT_MODEL})")
     parser.add_argument(
-        "--listen", default=DEFAULT_SERVER, metavar="ADDR", help="the scheduler's address (%(default)s)"
+        "--listen",
+        default=os.environ.get("OCTAVO_LISTEN", DEFAULT_SERVER),
+        metavar="ADDR",
+        help="the scheduler's address (%(default)s)",
     )
     parser.add_argument("--port", type=int, metavar="P", help="short for --listen 127.0.0.1:P; 0 picks one")
     parser.add_argument(
@@ -71,7 +75,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--max-restarts", type=int, default=8, metavar="N", help="quick deaths in a row (%(default)s)"
     )
     parser.add_argument(
-        "--grace", type=float, default=15.0, metavar="S", help="seconds to end by itself (%(default)s)"
+        "--grace",
+        type=float,
+        default=stack.DRAIN_SECONDS + 5,
+        metavar="S",
+        help="seconds to end by itself (%(default)s)",
     )
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help="(%(default)s)")
 

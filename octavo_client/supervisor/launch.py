@@ -1,4 +1,4 @@
-"""Runs a command that dies with its parent: `python -I -S launch.py PARENT_PID COMMAND...`.
+"""Runs a command that dies with its parent: `python -I -S launch.py PARENT_PID [--watch] COMMAND...`.
 
 Owns the tie between the two processes; knows no service, and imports only what starts fast. Invariant: once
 the parent is gone, even by kill -9, the command is killed.
@@ -15,7 +15,9 @@ PR_SET_PDEATHSIG = 1
 def main(argv: list[str]) -> int:
     """Becomes the command on Linux; elsewhere stays as its parent and watches. Returns its exit code."""
     parent, command = int(argv[1]), argv[2:]
-    if sys.platform == "linux" and os.environ.get("OCTAVO_LAUNCH") != "watch":
+    if command[0] == "--watch":
+        return _watch(parent, command[1:])
+    if sys.platform == "linux":
         _tie(parent)
         os.execvp(command[0], command)
     return _watch(parent, command)

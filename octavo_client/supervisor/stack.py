@@ -20,6 +20,8 @@ from octavo_client.errors import FailedPrecondition
 from octavo_client.supervisor.child import ChildSpec
 
 DEFAULT_MODEL = Path("models/SmolLM2-135M-Instruct")
+DRAIN_SECONDS = 30.0
+"""How long a scheduler lets running requests finish at SIGTERM by default."""
 DEFAULT_METRICS_PORT = 9450
 DEFAULT_WORKER_METRICS_PORT = 9451
 _LONGEST_SOCKET_PATH = 100

@@ -12,7 +12,7 @@ PREFIX = "OCTAVO_"
 
 SCHEDULER_NAMES: tuple[str, ...] = ()
 WORKER_NAMES: tuple[str, ...] = ()
-CLIENT_NAMES: tuple[str, ...] = ()
+CLIENT_NAMES: tuple[str, ...] = ("OCTAVO_SERVER",)
 
 _KUBERNETES = re.compile(
     r"^OCTAVO_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)$"
