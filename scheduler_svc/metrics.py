@@ -13,7 +13,7 @@ from scheduler_svc.core.plan import StepPlan
 
 OUTCOMES = (
     "stop", "length", "aborted", "kv_pool", "error", "cancelled", "deadline",
-    "queue_timeout", "stream_backlog", "worker_lost", "model_changed",
+    "queue_timeout", "stream_backlog", "worker_lost", "model_changed", "drained",
 )  # fmt: skip
 REJECTIONS = (
     "INVALID_FIELD", "UNIMPLEMENTED_FIELD", "EXCEEDS_MODEL_LEN", "EXCEEDS_KV_POOL", "REQUEST_ID_LIVE",

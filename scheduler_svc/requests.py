@@ -4,7 +4,6 @@ Owns the request ids in use and the counts of what waits; knows neither core nor
 request id names at most one live request, and the queue counts equal those of the requests not yet admitted.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.errors import AlreadyExists, ResourceExhausted
@@ -15,7 +14,8 @@ from scheduler_svc.text import TextEmitter
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One live request. Times are seconds of the engine's clock; emitter None: token ids only.
+    """One live request. Times are seconds of the engine's clock; emitter None: no text and no stop
+    strings; tokens_only: the text is not told.
 
     ended: its stream has been told the end, or left. stopped: a stop string matched. outcome: why the shell
     ended it, empty while that is the core's to say.
@@ -26,6 +26,7 @@ class Record:
     outbox: Outbox
     emitter: TextEmitter | None
     include_stop_token: bool
+    tokens_only: bool
     arrival: float
     queue_deadline: float | None = None
     admitted_at: float | None = None
@@ -76,6 +77,7 @@ class Requests:
             raise _queue_full(f"{tokens} prompt tokens would wait, limit {limits.tokens}")
         self._by_id[record.request_id] = record
         self._by_seq[record.seq_id] = record
+        record.outbox.live.add(record.request_id)
         self.waiting_requests += 1
         self.waiting_tokens = tokens
 
@@ -93,6 +95,7 @@ class Requests:
             return
         del self._by_id[record.request_id]
         del self._by_seq[record.seq_id]
+        record.outbox.live.discard(record.request_id)
         if record.admitted_at is None:
             self._leave_queue(record)
 
@@ -109,9 +112,9 @@ class Requests:
     def all(self) -> list[Record]:
         return list(self._by_id.values())
 
-    def of_outboxes(self, outboxes: Iterable[Outbox]) -> list[Record]:
-        wanted = {id(outbox) for outbox in outboxes}
-        return [record for record in self._by_id.values() if id(record.outbox) in wanted]
+    def of_outbox(self, outbox: Outbox) -> list[Record]:
+        """The live requests of one client stream."""
+        return [self._by_id[request_id] for request_id in outbox.live]
 
 
 def _queue_full(why: str) -> ResourceExhausted:

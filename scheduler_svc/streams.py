@@ -11,11 +11,14 @@ requests are aborted.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from octavo.errors import OctavoError, ResourceExhausted
 from octavo.v1 import inference_pb2
+
+_REFUSAL_COST = 256
+"""Characters that a refusal counts for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,16 @@ class Outbox:
     def __init__(self, limits: BacklogLimits) -> None:
         self._limits = limits
         self._pending: dict[str, Pending] = {}
+        self._refusals: list[Pending] = []
         self._tokens = 0
         self._characters = 0
         self._waiting_since: float | None = None
         self._wake: asyncio.Future[None] | None = None
+        self._woken = False
+        self.live: set[str] = set()
+        """Ids of the requests that may still speak here."""
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called when the stream breaks the backlog rule, for a reader that is stuck in a write."""
         self.failure: ResourceExhausted | None = None
         """Why the stream has to end, once it broke the backlog rule."""
 
@@ -79,6 +88,11 @@ class Outbox:
         if text:
             pending.text.append(text)
             self._characters += len(text)
+
+    def put_refusal(self, request_id: str, error: OctavoError) -> None:
+        """Adds the error of a request that was never taken, whose id may be that of another one."""
+        self._refusals.append(Pending(request_id, error=error))
+        self._characters += _REFUSAL_COST
 
     def flush(self, now: float) -> bool:
         """Wakes the reader, once for all that was put. False: the stream just broke its bound and holds
@@ -106,12 +120,23 @@ class Outbox:
         self.failure = ResourceExhausted(f"the stream is not read: {why}", reason="STREAM_BACKLOG")
         self._clear()
         self._wake_reader()
+        self.on_failure()
         return False
 
     def _clear(self) -> None:
         self._pending = {}
+        self._refusals = []
         self._tokens = self._characters = 0
         self._waiting_since = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._pending or self._refusals)
+
+    def wake(self) -> None:
+        """Lets `next` return, perhaps with nothing."""
+        self._woken = True
+        self._wake_reader()
 
     def _wake_reader(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -123,7 +148,7 @@ class Outbox:
         """
         if self.failure is not None:
             raise self.failure
-        taken = list(self._pending.values())
+        taken = [*self._pending.values(), *self._refusals]
         self._clear()
         return taken
 
@@ -131,7 +156,8 @@ class Outbox:
         """Waits until something is pending, then takes it. For one reader. Raises ResourceExhausted
         (STREAM_BACKLOG).
         """
-        while not self._pending and self.failure is None:
+        while self.is_empty and not self._woken and self.failure is None:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
+        self._woken = False
         return self.take()

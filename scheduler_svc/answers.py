@@ -1,0 +1,72 @@
+"""From an outbox to protobuf: the events of one request, or of many on one stream.
+
+Owns the shape and size of response messages; knows neither engine nor gRPC. Invariant: the events of a
+request leave in the order accepted, delta, finished or error, and a batch message stays near MESSAGE_BYTES.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from octavo.errors import OctavoError
+from octavo.v1 import inference_pb2
+from scheduler_svc.streams import Pending
+
+MESSAGE_BYTES = 1 << 20
+"""A batch message is cut after the event that passes this estimate."""
+
+
+def single(pending: Pending) -> Iterator[inference_pb2.GenerateResponse]:
+    """The responses of a Generate stream. An error is not among them: it is the call's status."""
+    if pending.accepted is not None:
+        yield inference_pb2.GenerateResponse(accepted=pending.accepted)
+    if pending.has_delta:
+        yield inference_pb2.GenerateResponse(delta=_delta(pending))
+    if pending.finished is not None:
+        yield inference_pb2.GenerateResponse(finished=pending.finished)
+
+
+def batches(taken: Iterable[Pending]) -> Iterator[inference_pb2.GenerateBatchResponse]:
+    """The responses of a GenerateBatch stream: all that was pending, in few messages."""
+    message = inference_pb2.GenerateBatchResponse()
+    size = 0
+    for pending in taken:
+        size += _fill(message, pending)
+        if size > MESSAGE_BYTES:
+            yield message
+            message, size = inference_pb2.GenerateBatchResponse(), 0
+    if message.events:
+        yield message
+
+
+def error_event(request_id: str, error: OctavoError) -> inference_pb2.BatchEvent:
+    """A request of a batch that was refused or failed."""
+    return inference_pb2.BatchEvent(
+        request_id=request_id,
+        error=inference_pb2.RequestError(
+            code=error.status.value[0], reason=error.reason, message=error.message
+        ),
+    )
+
+
+def _fill(message: inference_pb2.GenerateBatchResponse, pending: Pending) -> int:
+    """Appends a request's events. Returns about how many bytes they take."""
+    events, request_id = message.events, pending.request_id
+    size = 64
+    if pending.accepted is not None:
+        events.add(request_id=request_id, accepted=pending.accepted)
+    if pending.has_delta:
+        event = events.add(request_id=request_id)
+        delta = event.delta
+        delta.token_ids.extend(pending.token_ids)
+        size += 4 * len(pending.token_ids)
+        if pending.text:
+            delta.text = "".join(pending.text)
+            size += 4 * len(delta.text)
+    if pending.finished is not None:
+        events.add(request_id=request_id, finished=pending.finished)
+    if pending.error is not None:
+        events.append(error_event(request_id, pending.error))
+    return size
+
+
+def _delta(pending: Pending) -> inference_pb2.Delta:
+    return inference_pb2.Delta(text="".join(pending.text), token_ids=pending.token_ids)

@@ -1,0 +1,147 @@
+"""The parts of a scheduler process, put together and taken down.
+
+Owns construction and the order of the shutdown; knows no request. Invariant: the process ends when the
+engine or the link ends, with status 1 and one line, and after SIGTERM with status 0.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import time
+
+import uvloop
+
+from octavo import logging as octavo_logging
+from octavo.errors import OctavoError, Unavailable
+from scheduler_svc.config import Settings
+from scheduler_svc.core.plan import SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.inference import InferenceService
+from scheduler_svc.inspect import KvCacheService
+from scheduler_svc.intake import Intake
+from scheduler_svc.limits import Limits
+from scheduler_svc.metrics import ShellMetrics
+from scheduler_svc.requests import QueueLimits
+from scheduler_svc.server import Server, receive_bound
+from scheduler_svc.streams import BacklogLimits
+from scheduler_svc.text import TextModel, load_text_model
+from scheduler_svc.worker_client import LinkSettings, WorkerClient
+
+_log = logging.getLogger(__name__)
+SERVICE = "scheduler"
+_clock = time.monotonic
+
+
+def run(settings: Settings) -> int:
+    """Serves until a signal or a failure. Returns the exit status."""
+    octavo_logging.configure(SERVICE, settings.log_level)
+    try:
+        text = load_text_model(settings.model)
+        return uvloop.run(App(settings, text).serve())
+    except (OctavoError, OSError, RuntimeError) as error:
+        _log.critical("cannot serve: %s", error)
+        return 1
+
+
+class App:
+    """All parts of one process."""
+
+    def __init__(self, settings: Settings, text: TextModel) -> None:
+        self._settings = settings
+        self._metrics = ShellMetrics()
+        self._engine = Engine(
+            Scheduler(core_config(settings)),
+            EngineSettings(
+                grace_seconds=settings.worker_grace_seconds,
+                queue=QueueLimits(settings.max_queue_requests, settings.max_queue_tokens),
+            ),
+            self._metrics,
+            _clock,
+            lambda ready: self._server.set_ready(ready),
+        )
+        limits = Limits(prompt_bytes=settings.max_prompt_bytes, prompt_tokens=settings.max_prompt_tokens)
+        self._intake = Intake(self._engine, text, limits, self._metrics, _clock)
+        backlog = BacklogLimits(
+            settings.stream_backlog_tokens, settings.stream_backlog_characters, settings.stream_stall_seconds
+        )
+        self._server = Server(
+            InferenceService(self._engine, self._intake, text, backlog, _clock),
+            KvCacheService(self._engine, limits, _clock),
+            receive_bound(settings.max_prompt_bytes, settings.max_prompt_tokens),
+            settings.max_concurrent_streams,
+        )
+        self._link = WorkerClient(link_settings(settings), self._engine, _clock)
+        self._engine.on_reset(self._link.reset)
+
+    async def serve(self) -> int:
+        """Runs everything; returns the exit status."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, stop.set)
+        address = await self._server.start(self._settings.listen)
+        octavo_logging.announce_serving(SERVICE, address, self._settings.metrics_port)
+        parts = [
+            loop.create_task(self._engine.run(), name="engine"),
+            loop.create_task(self._link.run(), name="worker link"),
+        ]
+        stopping = loop.create_task(stop.wait())
+        try:
+            await asyncio.wait([*parts, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for part in parts:
+                if part.done():
+                    _log.critical(
+                        "%s ended; the service ends too", part.get_name(), exc_info=part.exception()
+                    )
+                    return 1
+            await self._drain(parts)
+            return 0
+        finally:
+            await self._server.stop()
+            for task in (*parts, stopping):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*parts, stopping, return_exceptions=True)
+            self._intake.close()
+
+    async def _drain(self, parts: "list[asyncio.Task[None]]") -> None:
+        """Refuses new work and lets the rest finish, for as long as the settings allow."""
+        self._intake.draining = True
+        await self._server.begin_drain()
+        _log.info("draining: %d requests", self._engine.num_requests)
+        idle = asyncio.create_task(self._engine.idle())
+        waited = [*parts, idle]
+        await asyncio.wait(waited, timeout=self._settings.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        if self._engine.num_requests and not any(part.done() for part in parts):
+            _log.warning("drain time is over: %d requests are cut off", self._engine.num_requests)
+            self._engine.end_all(
+                Unavailable("the service has shut down", reason="DRAINING", retry_after=1.0), "drained"
+            )
+            await self._engine.idle()
+
+
+def core_config(settings: Settings) -> SchedulerConfig:
+    """The core's settings; a random hash seed unless one is given, for a log to be replayed."""
+    return SchedulerConfig(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_prefill_chunk=settings.max_prefill_chunk,
+        watermark_blocks=settings.watermark_blocks,
+        depth=settings.depth,
+        prefix_cache=settings.prefix_cache,
+        hash_seed=bytes.fromhex(settings.hash_seed) if settings.hash_seed else secrets.token_bytes(16),
+    )
+
+
+def link_settings(settings: Settings) -> LinkSettings:
+    return LinkSettings(
+        address=settings.worker,
+        step_seconds=settings.step_timeout_seconds,
+        liveness_seconds=settings.worker_liveness_seconds,
+        max_batch_tokens=settings.max_num_batched_tokens,
+        max_batch_seqs=settings.max_num_seqs,
+    )

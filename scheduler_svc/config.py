@@ -1,0 +1,152 @@
+"""The scheduler's settings: flag, then OCTAVO_* variable, then default.
+
+Owns every setting's name, default and bound; knows no service object. Invariant: a Settings value is
+complete, frozen and free of contradictions, and nobody writes to it.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from octavo import transport
+from octavo.environment import PREFIX, unknown_names
+
+PROGRAM = "scheduler_svc"
+
+
+class Settings(BaseSettings):
+    """One scheduler process. The description of each field is its text in --help."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    model: Path = Field(description="model folder: config.json, tokenizer.json and the files beside them")
+    worker: str = Field("127.0.0.1:7451", description="address of the worker: host:port or unix:/path")
+    listen: str = Field(
+        "127.0.0.1:7450", description="address to serve at: host:port (port 0 picks) or unix:/path"
+    )
+    allow_insecure_bind: bool = Field(False, description="serve without TLS beyond this machine")
+    metrics_host: str = Field("127.0.0.1", description="host of the metrics endpoint")
+    metrics_port: int = Field(9450, ge=0, le=65535, description="port of the metrics endpoint; 0 picks one")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
+
+    max_num_seqs: int = Field(256, ge=1, le=65536, description="sequences of a step")
+    max_num_batched_tokens: int = Field(2048, ge=1, le=1 << 20, description="new tokens of a step")
+    max_prefill_chunk: int = Field(
+        0, ge=0, description="new tokens of one sequence in a step; 0: no bound of its own"
+    )
+    watermark_blocks: int = Field(1, ge=0, description="blocks that an admission leaves free")
+    depth: int = Field(2, ge=1, le=2, description="steps in flight")
+    prefix_cache: bool = Field(True, description="share the KV blocks of common prefixes")
+    hash_seed: str = Field("", description="root of the prefix index, 32 hex digits; empty: random")
+
+    max_queue_requests: int = Field(4096, ge=1, description="requests that may wait for their first step")
+    max_queue_tokens: int = Field(
+        4 << 20, ge=1, description="prompt tokens that may wait for their first step"
+    )
+    max_concurrent_streams: int = Field(8192, ge=1, description="calls open at once; more are refused")
+    max_prompt_bytes: int = Field(4 << 20, ge=1, description="bytes of a prompt's text")
+    max_prompt_tokens: int = Field(1 << 20, ge=1, description="tokens of a prompt")
+    stream_backlog_tokens: int = Field(65_536, ge=1, description="unread tokens at which a stream is ended")
+    stream_backlog_characters: int = Field(
+        1 << 20, ge=1, description="unread characters at which a stream is ended"
+    )
+    stream_stall_seconds: float = Field(
+        60.0, gt=0, description="time without a read at which a stream is ended"
+    )
+
+    step_timeout_seconds: float = Field(120.0, gt=0, description="longest time of one step at the worker")
+    worker_liveness_seconds: float = Field(4.0, gt=0, description="longest silence of a live worker")
+    worker_grace_seconds: float = Field(60.0, ge=0, description="how long requests wait for a lost worker")
+    drain_seconds: float = Field(30.0, ge=0, description="how long SIGTERM lets running requests finish")
+
+    @field_validator("hash_seed")
+    @classmethod
+    def _sixteen_bytes(cls, value: str) -> str:
+        if value and len(bytes.fromhex(value)) != 16:
+            raise ValueError(f"{len(value)} hex digits, must be 32")
+        return value
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> Self:
+        _require(
+            self,
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "each sequence of a step needs a token of its budget",
+        )
+        _require(
+            self, "max_prefill_chunk", "max_num_batched_tokens", "a chunk cannot pass the budget of a step"
+        )
+        _require(
+            self,
+            "worker_liveness_seconds",
+            "step_timeout_seconds",
+            "silence must be noticed before a step fails",
+        )
+        transport.require_private(self.listen, self.allow_insecure_bind)
+        return self
+
+
+def _require(settings: Settings, smaller: str, larger: str, why: str) -> None:
+    low, high = getattr(settings, smaller), getattr(settings, larger)
+    if low > high:
+        raise ValueError(f"{flag_of(smaller)} {low} is above {flag_of(larger)} {high}: {why}")
+
+
+def flag_of(name: str) -> str:
+    """The command line flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def load(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of a command line. Exits with status 2 and one line for each problem; 0 after --help."""
+    parser = _parser()
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    for name in unknown_names(environ):
+        parser.error(f"{name}: no program of this repository reads it")
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        lines = "\n".join(_problem(problem) for problem in error.errors())
+        parser.error(lines)
+
+
+def _problem(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if not where:
+        return str(message)
+    value = "" if problem["type"] == "missing" else f" {problem['input']}"
+    return f"{flag_of(where)}{value}: {message}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {PROGRAM}",
+        description="Octavo's scheduler service: serves gRPC and plans every step of the worker.",
+        epilog=f"Each flag is a variable too: {PREFIX} and its name in capitals, as {PREFIX}DEPTH=1.",
+        allow_abbrev=False,
+    )
+    for name, field in Settings.model_fields.items():
+        parser.add_argument(flag_of(name), dest=name, help=_help(field), **_kind(field))
+    return parser
+
+
+def _kind(field: FieldInfo) -> dict[str, Any]:
+    if field.annotation is bool:
+        return {"action": argparse.BooleanOptionalAction, "default": None}
+    return {"metavar": getattr(field.annotation, "__name__", "level").upper()}
+
+
+def _help(field: FieldInfo) -> str:
+    text = (field.description or "").replace("%", "%%")
+    if field.default is PydanticUndefined:
+        return f"{text} (required)"
+    return f"{text} (default: {field.default})" if field.default != "" else text

@@ -1,0 +1,178 @@
+"""From the core's tokens and notices to what clients are told.
+
+Owns texts, usage and ends of requests; knows neither plans nor gRPC. Invariant: a request is told
+`accepted`, deltas and one end in this order, each token once, and nothing after its end.
+"""
+
+from dataclasses import dataclass
+
+from octavo.errors import FailedPrecondition, InvalidArgument, OctavoError
+from octavo.v1 import inference_pb2
+from scheduler_svc.core.plan import (
+    Admitted,
+    Finished,
+    FinishReason,
+    Notices,
+    Refusal,
+    RefusalReason,
+    TokenEvents,
+)
+from scheduler_svc.metrics import ShellMetrics
+from scheduler_svc.requests import Record, Requests
+from scheduler_svc.streams import Outbox
+
+_REASONS = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
+    FinishReason.KV_POOL: inference_pb2.FINISH_REASON_KV_POOL,
+    FinishReason.ERROR: inference_pb2.FINISH_REASON_ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What one input of the core brought: the tokens of a step, if it was a result, and the notices after
+    it.
+    """
+
+    events: TokenEvents | None
+    notices: Notices
+
+
+class Delivery:
+    """Writes outboxes. `touched` collects those to flush; `stops` the requests whose stop string matched."""
+
+    def __init__(self, requests: Requests, metrics: ShellMetrics) -> None:
+        self._requests = requests
+        self._metrics = metrics
+        self._gaps: list[float] = []
+        self.touched: dict[int, Outbox] = {}
+        self.stops: list[Record] = []
+
+    def deliver(self, bundle: Bundle, now: float) -> None:
+        """Takes over one bundle, in the order in which the core made them. now: seconds of the engine's
+        clock.
+        """
+        for admitted in bundle.notices.admitted:
+            self._accept(admitted, now)
+        finished = bundle.notices.finished
+        if bundle.events is not None and bundle.events.seq_ids.size:
+            self._tokens(bundle.events, {end.seq_id: end for end in finished}, now)
+        for end in finished:
+            record = self._requests.by_seq(end.seq_id)
+            if record is not None:
+                self._finish(record, end, now)
+
+    def fail(self, record: Record, error: OctavoError, outcome: str) -> None:
+        """Ends a request's stream with an error. The record stays until the core says that the sequence is
+        over.
+        """
+        if not record.ended:
+            record.ended = True
+            record.outcome = outcome
+            record.outbox.of(record.request_id).error = error
+            self._touch(record)
+
+    def refuse(self, record: Record, refusal: Refusal) -> None:
+        """The core did not take the request."""
+        self._metrics.rejected(refusal.reason.value)
+        record.ended = True
+        record.outbox.of(record.request_id).error = _refusal_error(refusal)
+        self._touch(record)
+        self._requests.remove(record)
+
+    def _touch(self, record: Record) -> None:
+        self.touched[id(record.outbox)] = record.outbox
+
+    def _accept(self, admitted: Admitted, now: float) -> None:
+        record = self._requests.by_seq(admitted.seq_id)
+        if record is None or not self._requests.admitted(record, now):
+            return
+        cached = admitted.cached_prompt_tokens
+        self._metrics.queue_wait_seconds.observe(now - record.arrival)
+        self._metrics.prompt_tokens["cached"] += cached
+        self._metrics.prompt_tokens["computed"] += record.prompt_len - cached
+        if record.ended:
+            return
+        record.outbox.of(record.request_id).accepted = inference_pb2.Accepted(
+            request_id=record.request_id, prompt_tokens=record.prompt_len, cached_prompt_tokens=cached
+        )
+        self._touch(record)
+
+    def _tokens(self, events: TokenEvents, ends: dict[int, Finished], now: float) -> None:
+        self._gaps.clear()
+        for seq_id, token_id, output_len in zip(
+            events.seq_ids.tolist(), events.token_ids.tolist(), events.output_lens.tolist(), strict=True
+        ):
+            record = self._requests.by_seq(seq_id)
+            if record is None or record.ended or record.stopped:
+                self._metrics.undelivered_tokens += 1
+                continue
+            record.output_len = output_len
+            self._time(record, now)
+            text = self._text(record, token_id, ends.get(seq_id)) if record.emitter else ""
+            record.outbox.put_delta(record.request_id, (token_id,), text)
+            self._touch(record)
+            self._metrics.delivered_tokens += 1
+        self._metrics.inter_token_latency_seconds.observe_many(self._gaps)
+
+    def _time(self, record: Record, now: float) -> None:
+        if record.last_token_at is None:
+            self._metrics.time_to_first_token_seconds.observe(now - record.arrival)
+        else:
+            self._gaps.append(now - record.last_token_at)
+        record.last_token_at = now
+
+    def _text(self, record: Record, token_id: int, end: Finished | None) -> str:
+        """The text that a token sets free. A stop token has none, unless asked for."""
+        assert record.emitter is not None
+        last = end is not None and end.matched_token == token_id and end.output_len == record.output_len
+        if last and not record.include_stop_token:
+            return ""
+        emitted = record.emitter.push((token_id,))
+        if emitted.stopped is not None:
+            record.stopped = True
+            self.stops.append(record)
+        return "" if record.tokens_only else emitted.text
+
+    def _finish(self, record: Record, end: Finished, now: float) -> None:
+        if not record.ended:
+            record.ended = True
+            record.outcome = self._tell_end(record, end)
+            self._touch(record)
+        self._metrics.outcomes[record.outcome or "cancelled"] += 1
+        self._metrics.request_seconds.observe(now - record.arrival)
+        self._requests.remove(record)
+
+    def _tell_end(self, record: Record, end: Finished) -> str:
+        """Writes the held text and the finished event. Returns the outcome's label."""
+        emitter = record.emitter
+        if emitter is not None:
+            tail = emitter.finish()
+            if tail and not record.tokens_only:
+                record.outbox.put_delta(record.request_id, (), tail)
+        match = emitter.stopped if emitter is not None else None
+        reason = end.reason if match is None else FinishReason.STOP
+        told = inference_pb2.Finished(
+            reason=_REASONS[reason],
+            usage=inference_pb2.Usage(
+                prompt_tokens=end.prompt_len,
+                cached_prompt_tokens=end.cached_prompt_tokens,
+                completion_tokens=end.output_len if match is None else match.output_len,
+                preemptions=end.preemptions,
+            ),
+            error_reason=end.error,
+        )
+        if match is not None:
+            told.stop = match.stop
+        elif end.matched_token is not None:
+            told.stop_token_id = end.matched_token
+        record.outbox.of(record.request_id).finished = told
+        return reason.value
+
+
+def _refusal_error(refusal: Refusal) -> OctavoError:
+    if refusal.reason is RefusalReason.EXCEEDS_KV_POOL:
+        return FailedPrecondition(refusal.message, reason=refusal.reason.value, field=refusal.field)
+    return InvalidArgument(refusal.message, reason=refusal.reason.value, field=refusal.field)

@@ -1,0 +1,171 @@
+"""The methods of octavo.v1.InferenceService.
+
+Owns the life of a call: submit, forward events, clean up whatever way it ends; knows neither the core nor
+texts. Invariant: when a call is over, for whatever reason, none of its requests lives on.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import grpc.aio
+
+from octavo.errors import OctavoError
+from octavo.interceptors import REQUEST_ID_METADATA
+from octavo.v1 import inference_pb2, inference_pb2_grpc
+from scheduler_svc import answers
+from scheduler_svc.engine import Engine
+from scheduler_svc.intake import Intake
+from scheduler_svc.limits import check_abort, check_detokenize, check_tokenize
+from scheduler_svc.streams import BacklogLimits, Outbox, Pending
+from scheduler_svc.text import TextModel
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_NO_BACKLOG_BOUND = BacklogLimits(tokens=1 << 31, characters=1 << 31, stall_seconds=float("inf"))
+
+
+class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
+    """Generation and tokenisation. clock: the engine's."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        intake: Intake,
+        text: TextModel,
+        backlog: BacklogLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._intake = intake
+        self._text = text
+        self._backlog = backlog
+        self._clock = clock
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
+        async with self._stream(context, self._backlog) as outbox:
+            record = await self._intake.take(request, outbox)
+            await context.send_initial_metadata(((REQUEST_ID_METADATA, record.request_id),))
+            ended = False
+            while not ended:
+                for pending in await outbox.next():
+                    for response in answers.single(pending):
+                        await context.write(response)
+                    if pending.error is not None:
+                        raise pending.error
+                    ended = pending.has_end
+
+    async def GenerateOnce(
+        self, request: inference_pb2.GenerateOnceRequest, context: Context
+    ) -> inference_pb2.GenerateOnceResponse:
+        async with self._stream(context, _NO_BACKLOG_BOUND) as outbox:
+            record = await self._intake.take(request.request, outbox)
+            whole = Pending(record.request_id)
+            while whole.finished is None:
+                for pending in await outbox.next():
+                    whole.token_ids += pending.token_ids
+                    whole.text += pending.text
+                    whole.finished = pending.finished
+                    if pending.error is not None:
+                        raise pending.error
+        completion = inference_pb2.Completion(
+            text="".join(whole.text), token_ids=whole.token_ids, finished=whole.finished
+        )
+        return inference_pb2.GenerateOnceResponse(
+            request_id=record.request_id, completions=[completion], usage=whole.finished.usage
+        )
+
+    async def GenerateBatch(
+        self, request_iterator: AsyncIterator[inference_pb2.GenerateBatchRequest], context: Context
+    ) -> None:
+        async with self._stream(context, self._backlog) as outbox:
+            reader = asyncio.create_task(self._read_batch(request_iterator, outbox))
+            try:
+                while not (reader.done() and not outbox.live and outbox.is_empty):
+                    for message in answers.batches(await outbox.next()):
+                        await context.write(message)
+                await reader
+            finally:
+                reader.cancel()
+
+    async def _read_batch(
+        self, requests: AsyncIterator[inference_pb2.GenerateBatchRequest], outbox: Outbox
+    ) -> None:
+        """Takes in the requests of a batch stream until the client has sent its last."""
+        try:
+            async for message in requests:
+                if message.WhichOneof("action") == "abort_request_id":
+                    if message.abort_request_id in outbox.live:
+                        await self._engine.abort([message.abort_request_id])
+                    continue
+                try:
+                    await self._intake.take(message.generate, outbox)
+                except OctavoError as error:
+                    outbox.put_refusal(message.generate.request_id, error)
+                    outbox.flush(self._clock())
+        finally:
+            outbox.wake()
+
+    async def Abort(
+        self, request: inference_pb2.AbortRequest, context: Context
+    ) -> inference_pb2.AbortResponse:
+        ids = check_abort(request, self._intake.limits)
+        return inference_pb2.AbortResponse(aborted_request_ids=await self._engine.abort(ids))
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        ids = await self._intake.encode(check_tokenize(request, self._intake.limits))
+        return inference_pb2.TokenizeResponse(token_ids=ids.tolist())
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        ids, skip_special = check_detokenize(request, self._intake.limits, self._intake.facts())
+        text = await asyncio.to_thread(self._text.decode, ids.tolist(), skip_special)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def GetModelInfo(
+        self, request: inference_pb2.GetModelInfoRequest, context: Context
+    ) -> inference_pb2.GetModelInfoResponse:
+        facts, worker = self._intake.facts(), self._engine.worker
+        assert worker is not None
+        return inference_pb2.GetModelInfoResponse(
+            model_id=worker.model_id,
+            model_fingerprint=worker.model_fingerprint,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=sorted(self._text.eos_token_ids | set(worker.eos_token_ids)),
+            has_chat_template=self._text.has_chat_template,
+            kv_dtype=worker.kv_dtype,
+            block_size=worker.block_size,
+        )
+
+    @asynccontextmanager
+    async def _stream(self, context: Context, backlog: BacklogLimits) -> AsyncIterator[Outbox]:
+        """An outbox for one call. A call that breaks the backlog rule is woken even out of a write, and
+        fails so.
+        """
+        outbox, task = Outbox(backlog), asyncio.current_task()
+        assert task is not None
+        outbox.on_failure = partial(_cancel, task)
+        self._engine.open(outbox)
+        outcome = "cancelled"
+        try:
+            yield outbox
+        except asyncio.CancelledError:
+            if outbox.failure is None or context.cancelled():
+                remaining = context.time_remaining()
+                outcome = "deadline" if remaining is not None and remaining <= 0 else "cancelled"
+                raise
+            outcome = "stream_backlog"
+            task.uncancel()
+            raise outbox.failure from None
+        finally:
+            outbox.on_failure = lambda: None
+            self._engine.close(outbox, outcome)
+
+
+def _cancel(task: "asyncio.Task[Any]") -> None:
+    task.cancel()

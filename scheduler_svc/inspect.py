@@ -1,0 +1,139 @@
+"""The methods of octavo.v1.KvCacheService: the pool, seen live.
+
+Owns the translation of the core's views; knows no scheduling rule. Invariant: every answer is one moment of
+the core, taken between two of its inputs.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from octavo import arrays
+from octavo.errors import NotFound, Unimplemented
+from octavo.logging import epoch_text
+from octavo.v1 import kv_cache_pb2, kv_cache_pb2_grpc
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.engine import Engine
+from scheduler_svc.limits import Limits, check_sequence_blocks
+
+Context = grpc.aio.ServicerContext[Any, Any]
+DEVICE_TIER = "device"
+_STATES = {
+    "waiting": kv_cache_pb2.REQUEST_STATE_WAITING,
+    "running": kv_cache_pb2.REQUEST_STATE_RUNNING,
+    "preempted": kv_cache_pb2.REQUEST_STATE_PREEMPTED,
+}
+
+
+class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
+    """Read-only views for operators. clock: the engine's."""
+
+    def __init__(self, engine: Engine, limits: Limits, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._clock = clock
+
+    async def GetKvCacheStats(
+        self, request: kv_cache_pb2.GetKvCacheStatsRequest, context: Context
+    ) -> kv_cache_pb2.GetKvCacheStatsResponse:
+        return await self._engine.ask(lambda core: self._stats(core, request.include_requests))
+
+    async def GetPoolMap(
+        self, request: kv_cache_pb2.GetPoolMapRequest, context: Context
+    ) -> kv_cache_pb2.GetPoolMapResponse:
+        pool, stats = await self._engine.ask(lambda core: (core.pool_map(), core.stats()))
+        return kv_cache_pb2.GetPoolMapResponse(
+            block_size=stats.block_size,
+            num_blocks=stats.num_blocks,
+            state=pool.state.tobytes(),
+            ref_count=arrays.encode(pool.ref_count),
+            fill=arrays.encode(pool.fill),
+            cached=pool.cached.tobytes(),
+        )
+
+    async def GetSequenceBlocks(
+        self, request: kv_cache_pb2.GetSequenceBlocksRequest, context: Context
+    ) -> kv_cache_pb2.GetSequenceBlocksResponse:
+        request_id = check_sequence_blocks(request, self._limits)
+        return await self._engine.ask(lambda core: self._blocks(core, request_id))
+
+    async def ExplainRequest(
+        self, request: kv_cache_pb2.ExplainRequestRequest, context: Context
+    ) -> kv_cache_pb2.ExplainRequestResponse:
+        raise _not_built("ExplainRequest")
+
+    async def FlushPrefixCache(
+        self, request: kv_cache_pb2.FlushPrefixCacheRequest, context: Context
+    ) -> kv_cache_pb2.FlushPrefixCacheResponse:
+        raise _not_built("FlushPrefixCache")
+
+    async def WatchKvEvents(self, request: kv_cache_pb2.WatchKvEventsRequest, context: Context) -> None:
+        raise _not_built("WatchKvEvents")
+
+    def _stats(self, core: Scheduler, include_requests: bool) -> kv_cache_pb2.GetKvCacheStatsResponse:
+        stats, worker = core.stats(), self._engine.worker
+        counters = stats.counters
+        return kv_cache_pb2.GetKvCacheStatsResponse(
+            block_size=stats.block_size,
+            bytes_per_block=worker.bytes_per_block if worker is not None else 0,
+            num_blocks=stats.num_blocks,
+            free_blocks=stats.blocks_free,
+            evictable_blocks=stats.blocks_evictable,
+            active_blocks=stats.blocks_active,
+            fenced_blocks=stats.blocks_fenced,
+            shared_blocks=stats.blocks_shared,
+            block_refs=stats.block_refs,
+            slots_allocated=stats.slots_allocated,
+            slots_filled=stats.slots_filled,
+            prefix_index_entries=stats.prefix_entries,
+            prefix_lookup_tokens=counters.prefix_lookup_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            evicted_blocks=counters.blocks_evicted,
+            preemptions=counters.preemptions,
+            running_requests=stats.running,
+            waiting_requests=stats.waiting,
+            worker_ready=self._engine.ready,
+            worker_epoch=epoch_text(worker.worker_epoch) if worker is not None else "",
+            steps=counters.steps_prefill + counters.steps_decode + counters.steps_mixed,
+            generated_tokens=counters.generated_tokens,
+            computed_prompt_tokens=counters.prompt_tokens_computed,
+            requests=self._summaries(core) if include_requests else (),
+        )
+
+    def _summaries(self, core: Scheduler) -> list[kv_cache_pb2.RequestSummary]:
+        now = self._clock()
+        summaries = []
+        for view in core.sequences():
+            record = self._engine.find_sequence(view.seq_id)
+            summaries.append(
+                kv_cache_pb2.RequestSummary(
+                    request_id=record.request_id if record is not None else "",
+                    state=_STATES[view.state],
+                    prompt_tokens=view.prompt_len,
+                    cached_prompt_tokens=view.cached,
+                    computed_tokens=view.computed,
+                    output_tokens=view.output_len,
+                    blocks=view.num_blocks,
+                    preemptions=view.preemptions,
+                    priority=view.priority,
+                    age_seconds=max(0.0, now - view.arrival),
+                )
+            )
+        return summaries
+
+    def _blocks(self, core: Scheduler, request_id: str) -> kv_cache_pb2.GetSequenceBlocksResponse:
+        record = self._engine.find(request_id)
+        if record is None:
+            raise NotFound(f"request_id: no live request {request_id!r}", field="request_id")
+        response = kv_cache_pb2.GetSequenceBlocksResponse(request_id=request_id)
+        for block_id, ref_count, fill, hash_prefix in core.sequence_blocks(record.seq_id):
+            response.blocks.add(
+                block_id=block_id, ref_count=ref_count, fill=fill, hash_prefix=hash_prefix, tier=DEVICE_TIER
+            )
+            response.num_tokens += fill
+        return response
+
+
+def _not_built(method: str) -> Unimplemented:
+    return Unimplemented(f"{method}: not supported yet", reason="UNIMPLEMENTED_METHOD")

@@ -1,0 +1,145 @@
+"""From a GenerateRequest to a live request: limits, tokens, queue.
+
+Owns the order of the checks and the drawn values (ids, seeds); knows neither the core's decisions nor the
+answer's way back. Invariant: nothing is tokenised before every bound on the message has been checked, and
+nothing is queued before the prompt's.
+"""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.errors import OctavoError, Unavailable
+from octavo.v1 import inference_pb2
+from scheduler_svc.core.plan import NewRequest, SamplingParams, SeqId
+from scheduler_svc.engine import Engine
+from scheduler_svc.limits import (
+    ChatPrompt,
+    CheckedRequest,
+    Limits,
+    ModelFacts,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    check_generate,
+    check_prompt,
+)
+from scheduler_svc.metrics import ShellMetrics
+from scheduler_svc.requests import Record
+from scheduler_svc.streams import Outbox
+from scheduler_svc.text import TextEmitter, TextModel
+
+_INLINE_CHARACTERS = 2000
+"""A longer text is tokenised in a thread, so that it never holds the event loop."""
+
+
+class Intake:
+    """Takes requests in for the engine. clock: the engine's."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        text: TextModel,
+        limits: Limits,
+        metrics: ShellMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._text = text
+        self._metrics = metrics
+        self._clock = clock
+        self._seq_ids = itertools.count(1)
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="text")
+        self.limits = limits
+        self.draining = False
+        """Set on the way out: new requests are refused with DRAINING."""
+
+    def facts(self) -> ModelFacts:
+        """What the checks need of the model. Raises Unavailable (WORKER_LOST) before the first worker."""
+        worker = self._engine.worker
+        if worker is None:
+            raise Unavailable("no worker has connected yet", reason="WORKER_LOST", retry_after=1.0)
+        return ModelFacts(max_model_len=worker.max_model_len, vocab_size=worker.vocab_size)
+
+    async def take(self, request: inference_pb2.GenerateRequest, outbox: Outbox) -> Record:
+        """A live request whose events go to the outbox. Raises leaves of the error tree, and counts them."""
+        try:
+            return await self._take(request, outbox)
+        except OctavoError as error:
+            self._metrics.rejected(error.reason)
+            raise
+
+    async def _take(self, request: inference_pb2.GenerateRequest, outbox: Outbox) -> Record:
+        if self.draining:
+            raise Unavailable("the service is shutting down", reason="DRAINING", retry_after=1.0)
+        arrival = self._clock()
+        facts = self.facts()
+        checked = check_generate(request, self.limits, facts)
+        prompt = await self.encode(checked.prompt)
+        check_prompt(prompt, checked, self.limits, facts)
+        record = Record(
+            request_id=checked.request_id or secrets.token_hex(8),
+            request=self._new_request(checked, prompt),
+            outbox=outbox,
+            emitter=None if checked.token_ids_only and not checked.stop else self._emitter(checked),
+            include_stop_token=checked.include_stop,
+            tokens_only=checked.token_ids_only,
+            arrival=arrival,
+            queue_deadline=None if checked.queue_timeout is None else arrival + checked.queue_timeout,
+        )
+        self._engine.submit(record)
+        return record
+
+    async def encode(self, prompt: Prompt) -> npt.NDArray[np.int32]:
+        """[T] the prompt's token ids. Long texts and chats are encoded in a thread."""
+        if isinstance(prompt, TokenPrompt):
+            return prompt.ids
+        if isinstance(prompt, TextPrompt) and len(prompt.text) <= _INLINE_CHARACTERS:
+            return self._text.encode(prompt.text, prompt.add_special_tokens)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, prompt)
+
+    def _encode(self, prompt: TextPrompt | ChatPrompt) -> npt.NDArray[np.int32]:
+        if isinstance(prompt, TextPrompt):
+            return self._text.encode(prompt.text, prompt.add_special_tokens)
+        return self._text.encode_chat(prompt.messages, prompt.add_generation_prompt)
+
+    def _emitter(self, checked: CheckedRequest) -> TextEmitter:
+        return self._text.new_emitter(
+            checked.stop,
+            checked.include_stop,
+            checked.skip_special_tokens,
+            continues=not isinstance(checked.prompt, ChatPrompt),
+        )
+
+    def _new_request(self, checked: CheckedRequest, prompt: npt.NDArray[np.int32]) -> NewRequest:
+        worker = self._engine.worker
+        assert worker is not None
+        eos = (
+            frozenset() if checked.ignore_eos else self._text.eos_token_ids | frozenset(worker.eos_token_ids)
+        )
+        return NewRequest(
+            seq_id=SeqId(next(self._seq_ids)),
+            prompt=prompt,
+            max_tokens=checked.max_tokens,
+            stop_token_ids=checked.stop_token_ids | eos,
+            sampling=SamplingParams(
+                temperature=checked.temperature,
+                top_p=checked.top_p,
+                top_k=checked.top_k,
+                min_p=checked.min_p,
+                seed=secrets.randbits(64) if checked.seed is None else checked.seed,
+            ),
+            priority=checked.priority,
+            namespace=checked.cache_salt,
+            use_prefix_cache=checked.use_prefix_cache,
+        )
+
+    def close(self) -> None:
+        """Ends the threads and the chat renderer."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._text.close()
