@@ -66,15 +66,20 @@ def request(
     priority: int = 0,
     use_prefix_cache: bool = True,
     top_k: int = 0,
+    min_tokens: int = 0,
+    queue_timeout: float | None = None,
 ) -> pb.GenerateRequest:
     """A request with the tests' defaults: greedy, EOS ignored."""
     message = pb.GenerateRequest(
         request_id=request_id, cache_salt=cache_salt, priority=priority, use_prefix_cache=use_prefix_cache,
         sampling=pb.SamplingOptions(temperature=temperature, seed=seed, top_k=top_k),
         stopping=pb.StoppingOptions(
-            max_tokens=max_tokens, stop=stop, stop_token_ids=stop_token_ids, ignore_eos=ignore_eos
+            max_tokens=max_tokens, stop=stop, stop_token_ids=stop_token_ids, ignore_eos=ignore_eos,
+            min_tokens=min_tokens,
         ),
     )  # fmt: skip
+    if queue_timeout is not None:
+        message.queue_timeout.FromMilliseconds(int(queue_timeout * 1000))
     if isinstance(prompt, str):
         message.text = prompt
     else:

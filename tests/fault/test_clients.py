@@ -1,0 +1,136 @@
+"""A02, A22, A23: clients that go away, do not read, or run out of time, against a fake worker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from octavo.errors import reason_of
+from octavo.v1 import inference_pb2 as pb
+from tests.e2e.processes import Processes
+from tests.e2e.proxy import Proxy
+from tests.e2e.rig import VOCAB, Rig, SchedulerSeat, prompt_of, rig_at, seat_scheduler, wanted
+from tests.e2e.service import Service, request
+from tests.fakes.fake_worker import FakeSettings
+
+BLOCK = 4
+LONG = 900
+ROOMY = FakeSettings(
+    num_blocks=2000, block_size=BLOCK, vocab_size=VOCAB, max_batch_tokens=256, max_batch_seqs=64
+)
+
+
+@pytest.fixture(scope="module")
+def seat(shared_processes: Processes, tiny_llama: Path) -> SchedulerSeat:
+    return seat_scheduler(shared_processes, tiny_llama)
+
+
+@pytest.fixture
+async def rig(seat: SchedulerSeat) -> AsyncIterator[Rig]:
+    async with rig_at(seat, ROOMY) as made:
+        made.fake.step_delay = 0.003
+        yield made
+
+
+async def check_gone(rig: Rig, prompt: list[int], plans_before: int) -> None:
+    """The request left within a few steps, long before its end, and its full blocks serve a retry."""
+    await rig.service.wait_idle()
+    assert len(rig.fake.plans) - plans_before < LONG // 4
+    again = await rig.service.generate(prompt, 4)
+    assert again.tokens == wanted(prompt, 4)
+    assert again.cached == (len(prompt) - 1) // BLOCK * BLOCK or again.cached == len(prompt) - 1
+
+
+async def test_a02_a_cancelled_stream_leaves_and_its_prefix_stays(rig: Rig) -> None:
+    prompt = prompt_of(21)
+    reply, task = await rig.begin(request(prompt, LONG))
+    plans = len(rig.fake.plans)
+    task.cancel()
+    await check_gone(rig, prompt, plans)
+    assert reply.tokens == wanted(prompt, len(reply.tokens))
+
+
+async def test_a02_a_cancelled_unary_call_leaves(rig: Rig) -> None:
+    prompt = prompt_of(22)
+    call = rig.service.inference.GenerateOnce(pb.GenerateOnceRequest(request=request(prompt, LONG)))
+    task = asyncio.ensure_future(call)
+    await rig.fake.wait_for_plans(5)
+    plans = len(rig.fake.plans)
+    call.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await check_gone(rig, prompt, plans)
+
+
+async def test_a02_a_killed_client_leaves(rig: Rig, processes: Processes) -> None:
+    prompt = prompt_of(23)
+    rig.fake.step_delay = 0.01
+    words = [rig.seat.process.address, str(LONG), *map(str, prompt)]
+    client = await asyncio.to_thread(processes.start, "client", "tests.e2e.client_process", *words)
+    plans = len(rig.fake.plans)
+    client.kill()
+    await check_gone(rig, prompt, plans)
+
+
+@pytest.mark.long
+async def test_a02_a_client_whose_network_vanishes_leaves_within_the_keepalive_bound(rig: Rig) -> None:
+    prompt = prompt_of(24)
+    rig.fake.step_delay = 0.1
+    async with Proxy(rig.seat.process.address) as proxy, Service(proxy.address) as far:
+        task = asyncio.create_task(far.run(request(prompt, LONG)))
+        await rig.fake.wait_for_plans(5)
+        proxy.swallow()
+        await rig.service.wait_idle(timeout=60)
+        assert len(rig.fake.plans) < LONG
+        task.cancel()
+
+
+async def test_a22_streams_that_nobody_reads_hold_nobody_up(rig: Rig) -> None:
+    rig.fake.step_delay = 0.0
+    calls = [rig.service.inference.Generate(request(prompt_of(9, seed), LONG)) for seed in range(20)]
+    await asyncio.gather(*(call.read() for call in calls))
+    prompt = prompt_of(30)
+    reader = await rig.service.generate(prompt, 200)
+    assert reader.tokens == wanted(prompt, 200)
+    for call in calls[:10]:
+        call.cancel()
+    for seed, call in enumerate(calls[10:], 10):  # whoever reads late still gets everything
+        tokens = [token async for event in call for token in event.delta.token_ids]
+        assert tokens[-50:] == wanted(prompt_of(9, seed), LONG)[-50:]
+    await rig.service.wait_idle()
+
+
+async def test_a23_no_deadline_means_none(rig: Rig) -> None:
+    reply = await rig.service.generate(prompt_of(8), 20)
+    assert reply.tokens == wanted(prompt_of(8), 20)
+
+
+async def test_a23_a_deadline_in_a_shared_step_ends_one_request_only(rig: Rig) -> None:
+    rig.fake.step_delay = 0.01
+    other, other_task = await rig.begin(request(prompt_of(10), 60))
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await rig.service.run(request(prompt_of(11), LONG), timeout=0.3)
+    assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await other_task
+    assert other.tokens == wanted(prompt_of(10), 60)
+    await rig.service.wait_idle()
+    assert len(rig.fake.sessions) == 1
+
+
+async def test_a23_a_deadline_and_a_queue_timeout_end_a_waiting_request(rig: Rig) -> None:
+    running, running_task = await rig.begin(request(prompt_of(12), 40))
+    rig.fake.hold()
+    await asyncio.sleep(0.05)  # both steps in flight are out now, so that the next request has to wait
+    with pytest.raises(grpc.aio.AioRpcError) as late:
+        await rig.service.run(request(prompt_of(13), 5), timeout=0.3)
+    assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    with pytest.raises(grpc.aio.AioRpcError) as queued:
+        await rig.service.run(request(prompt_of(14), 5, queue_timeout=0.2))
+    assert queued.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert reason_of(queued.value) == "QUEUE_TIMEOUT"
+    await rig.fake.release()
+    await running_task
+    assert running.tokens == wanted(prompt_of(12), 40)
+    assert all(setup.prompt_len == 12 for plan in rig.fake.plans for setup in plan.setups)
+    await rig.service.wait_idle()
