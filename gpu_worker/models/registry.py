@@ -1,7 +1,8 @@
 """Which models the decoder can be: a config.json in, a checked ModelConfig out.
 
-Owns the table of architectures and the reading of their configs; knows no weights. Invariant: a config that the
-decoder would compute wrongly (unknown architecture, activation, window, rope) is refused by name.
+Owns the table of architectures and the reading of their configs; knows no weights. Invariant: a config
+that the decoder would compute wrongly (unknown architecture, activation, window, rope) is refused by
+name.
 """
 
 import json
@@ -33,7 +34,9 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder's shape. Sizes are in elements; eos_token_ids is the union of config and generation_config."""
+    """A decoder's shape. Sizes are in elements; eos_token_ids is the union of config and
+    generation_config.
+    """
 
     architecture: str
     vocab_size: int

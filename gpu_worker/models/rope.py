@@ -1,7 +1,8 @@
 """Rotary position embedding: the frequencies of every variant and the cos/sin table of a model.
 
-Owns the reading of a config's rope settings and the table [positions, head_dim / 2]; knows no tensor of a step.
-Invariant: a row of the table depends on its position alone, so that a cached key is right for every later reader.
+Owns the reading of a config's rope settings and the table [positions, head_dim / 2]; knows no tensor of a
+step. Invariant: a row of the table depends on its position alone, so that a cached key is right for every
+later reader.
 """
 
 import math
@@ -20,8 +21,9 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
 class RopeConfig:
     """Rope settings with every default filled in. Lengths are in tokens.
 
-    kind: one of KINDS. `factors` divides the default frequencies by given numbers (how GGUF files store llama3).
-    max_position: the config's max_position_embeddings. original_max: the length the model was trained for.
+    kind: one of KINDS. `factors` divides the default frequencies by given numbers (how GGUF files store
+    llama3). max_position: the config's max_position_embeddings. original_max: the length the model was
+    trained for.
     """
 
     kind: str
@@ -47,7 +49,8 @@ class RopeConfig:
 
 
 def parse(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
-    """Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before), kind under either key.
+    """Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before), kind under
+    either key.
 
     Raises ModelError, naming the field, for an unknown kind, a partial rotation, or a missing number.
     """
@@ -128,8 +131,9 @@ def cos_sin_table(
 ) -> torch.Tensor:
     """The table [num_positions, 2, head_dim / 2] of cos (index 0) and sin (index 1), computed in float32.
 
-    Dynamic NTK changes its base with the sequence's length; here row p has the base of a sequence that ends at p,
-    which is what token-by-token decoding in transformers computes, and makes cached keys shareable.
+    Dynamic NTK changes its base with the sequence's length; here row p has the base of a sequence that
+    ends at p, which is what token-by-token decoding in transformers computes, and makes cached keys
+    shareable.
     """
     positions = torch.arange(num_positions, dtype=torch.float32)
     if rope.kind == "dynamic":
@@ -162,7 +166,9 @@ def _powers(theta: float, head_dim: int) -> torch.Tensor:
 
 
 def _dynamic_frequencies(rope: RopeConfig, num_positions: int) -> torch.Tensor:
-    """[positions, head_dim / 2]: NTK-aware scaling (u/bloc97, u/emozilla) with the length up to each position."""
+    """[positions, head_dim / 2]: NTK-aware scaling (u/bloc97, u/emozilla) with the length up to each
+    position.
+    """
     rows = torch.empty(num_positions, rope.head_dim // 2, dtype=torch.float32)
     rows[: rope.original_max] = 1.0 / _powers(rope.theta, rope.head_dim)
     exponent = rope.head_dim / (rope.head_dim - 2)

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, written as tokenizer.json and tokenizer_config.json.
 
-Owns the rebuilding of a byte-level BPE tokenizer from a GGUF's vocabulary and merges; knows no weights. Invariant: a
-pre-tokenizer whose splitting rule is not known here is refused, never guessed.
+Owns the rebuilding of a byte-level BPE tokenizer from a GGUF's vocabulary and merges; knows no weights.
+Invariant: a pre-tokenizer whose splitting rule is not known here is refused, never guessed.
 """
 
 import json
@@ -13,7 +13,10 @@ from gpu_worker.errors import ModelError
 from gpu_worker.models.gguf import GgufFile
 
 CONTROL, USER_DEFINED = 3, 4
-_QWEN2_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def build_tokenizer(file: GgufFile) -> Tokenizer:

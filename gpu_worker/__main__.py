@@ -1,0 +1,142 @@
+"""The worker process: `python -m gpu_worker --model DIR`.
+
+Owns the order of life (settings, port, model, serving, stop) and the exit status; knows no plan.
+Invariant: whatever ends it leaves one line on stderr that says why, and status 0 only after SIGTERM or
+SIGINT.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+import uvloop
+
+from gpu_worker.config import Settings, read_settings
+from gpu_worker.errors import WorkerError
+from gpu_worker.loading import Examined, Loaded, examine, load
+from gpu_worker.metrics import WorkerMetrics
+from gpu_worker.server import WorkerServer, WorkerServicer
+from gpu_worker.step_loop import StepLoop
+from octavo import transport
+from octavo.handshake import random_id
+from octavo.logging import announce_serving, configure, epoch_text
+
+_log = logging.getLogger("gpu_worker")
+STOP_GRACE_SECONDS = 2.0
+_PARENT_POLL_SECONDS = 0.5
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a worker until it is told to stop. 0: stopped by a signal; 1: one line on stderr says why."""
+    configure("worker")
+    try:
+        settings = read_settings(sys.argv[1:] if argv is None else argv)
+        logging.getLogger().setLevel(settings.log_level)
+        transport.require_private(settings.listen, settings.allow_insecure_bind)
+        if settings.exit_with_parent:
+            _watch_parent()
+        found = examine(settings)
+        return uvloop.run(_serve(found))
+    except (WorkerError, ValueError, OSError) as error:
+        _log.error("cannot start: %s", error)
+        return 1
+    except RuntimeError as error:
+        _log.error("cannot start", exc_info=error)
+        return 1
+
+
+async def _serve(found: Examined) -> int:
+    settings, epoch = found.settings, random_id()
+    stopping, failure = asyncio.Event(), ""
+    events = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        events.add_signal_handler(number, stopping.set)
+
+    def poisoned(line: str) -> None:
+        nonlocal failure
+        failure = line
+        events.call_soon_threadsafe(stopping.set)
+
+    metrics = WorkerMetrics()
+    metrics_server = metrics.serve(settings.metrics_host, settings.metrics_port)
+    servicer = WorkerServicer(epoch)
+    server = WorkerServer(servicer, *_message_limits(found))
+    address = await server.start(settings.listen)
+    _log.info("listening on %s, epoch %s, loading %s", address, epoch_text(epoch), settings.model)
+    loaded = await _load_unless_stopped(found, stopping)
+    loop = None
+    if loaded is not None:
+        metrics.loaded(loaded.size)
+        loop = StepLoop(loaded.runner, epoch, metrics, poisoned)
+        loop.start()
+        servicer.ready(loaded.capacity, loop)
+        await server.set_serving(True)
+        announce_serving("worker", address, metrics_server.port)
+        await stopping.wait()
+    await server.stop(STOP_GRACE_SECONDS)
+    metrics_server.close()
+    if failure:
+        _log.error("the device cannot go on: %s", failure)
+        return 1
+    if loop is None:
+        _exit_now()
+    else:
+        loop.stop()
+    _log.info("stopped")
+    return 0
+
+
+async def _load_unless_stopped(found: Examined, stopping: asyncio.Event) -> Loaded | None:
+    """The loaded worker, or None when the process was told to stop meanwhile. Raises what `load` raises."""
+    loading = asyncio.create_task(asyncio.to_thread(load, found))
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        return None
+    stop.cancel()
+    return loading.result()
+
+
+def _exit_now() -> None:
+    """Ends the process while a thread still loads; nothing is held that needs an orderly end."""
+    _log.info("stopped while loading")
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _message_limits(found: Examined) -> tuple[int, int]:
+    """(plan, result) bytes of the largest legal messages; the pool is not sized yet, so its bound is
+    memory.
+    """
+    settings: Settings = found.settings
+    most_blocks = settings.num_blocks or found.device.memory().total // found.bytes_per_block
+    plan = transport.plan_bytes_bound(
+        settings.max_num_batched_tokens,
+        settings.max_num_seqs,
+        found.max_model_len,
+        settings.block_size,
+        most_blocks,
+    )
+    return plan, transport.result_bytes_bound(settings.max_num_seqs, settings.max_num_seqs)
+
+
+def _watch_parent() -> None:
+    """Stops this process when the one that started it is gone: orderly, then by force."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5 * STOP_GRACE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Attention of one step: stores the new keys and values, then attends over the rows' blocks.
+
+Owns the step's view of the pool; knows no weights. Invariant: in every layer the store of all rows
+precedes the attention of any row, so that a row may hit a block that the same step fills.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gpu_worker.kv_pool import KvPool
+from paged_kernels.dispatch import Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class StepAttention:
+    """R rows, T tokens: slot_mapping [T], block_tables [R, W], cu_query_lens [R + 1], context_lens [R],
+    int32.
+    """
+
+    pool: KvPool
+    kernels: Kernels
+    scale: float
+    slot_mapping: Tensor
+    block_tables: Tensor
+    cu_query_lens: Tensor
+    context_lens: Tensor
+    max_query_len: int
+    max_context_len: int
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query [T, Hq, D], key and value [T, Hkv, D] -> [T, Hq, D]; a `decoder.Attend`."""
+        keys, values = self.pool.keys(layer), self.pool.values(layer)
+        self.kernels.store_kvcache(key, value, keys, values, self.slot_mapping)
+        return self.kernels.paged_attention(
+            query,
+            keys,
+            values,
+            self.block_tables,
+            self.cu_query_lens,
+            self.context_lens,
+            self.scale,
+            self.max_query_len,
+            self.max_context_len,
+        )

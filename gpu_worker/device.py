@@ -1,0 +1,234 @@
+"""The one door to the hardware: CPU and CUDA behind the same few calls.
+
+Owns device choice, memory readings, uploads, downloads and time marks; knows no model and no plan.
+Invariant: only `Marker.wait`, `Download.read` and `synchronize` block on the device; the launching thread
+calls none of them.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import psutil  # type: ignore[import-untyped]
+import torch
+from torch import Tensor
+
+from gpu_worker.errors import SettingsError
+from gpu_worker.kv_pool import MemoryReading
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+CPU_SHARE, CUDA_SHARE = 0.25, 0.9
+"""Parts of the device's memory taken by default. On a CPU other programs live in the same memory."""
+
+
+class Marker(Protocol):
+    """A point in the device's order of work."""
+
+    def wait(self) -> None: ...
+
+    def seconds_since(self, earlier: "Marker") -> float: ...
+
+
+class Download(Protocol):
+    """A copy to the host that was started; `read` is legal once a later marker was waited for."""
+
+    def read(self) -> npt.NDArray[np.int64]: ...
+
+
+class Device(Protocol):
+    """What the rest of the worker may ask of the hardware."""
+
+    torch_device: torch.device
+    name: str
+    default_share: float
+
+    def default_dtype(self, stored: str) -> tuple[torch.dtype, str]: ...
+
+    def memory(self) -> MemoryReading: ...
+
+    def upload(self, values: npt.NDArray[np.int32] | npt.NDArray[np.float64]) -> Tensor: ...
+
+    def download(self, values: Tensor) -> Download: ...
+
+    def mark(self) -> Marker: ...
+
+    def synchronize(self) -> None: ...
+
+    def is_poisoned_by(self, error: BaseException) -> bool: ...
+
+
+def open_device(name: str, threads: int | None) -> Device:
+    """name: "auto", "cpu" or "cuda". Raises SettingsError when CUDA is asked for and not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return CpuDevice(threads)
+    if not torch.cuda.is_available():
+        raise SettingsError(
+            "device: cuda was asked for, but torch sees no CUDA device; use --device cpu or auto"
+        )
+    return CudaDevice()
+
+
+@dataclass(frozen=True, slots=True)
+class _CpuMarker:
+    at: float
+
+    def wait(self) -> None:
+        """The CPU computes in the launching thread: what is marked is done."""
+
+    def seconds_since(self, earlier: Marker) -> float:
+        assert isinstance(earlier, _CpuMarker)
+        return self.at - earlier.at
+
+
+@dataclass(frozen=True, slots=True)
+class _HostCopy:
+    values: Tensor
+
+    def read(self) -> npt.NDArray[np.int64]:
+        copied: npt.NDArray[np.int64] = self.values.numpy()
+        return copied
+
+
+class CpuDevice:
+    """The host's cores. threads: torch threads, or None for one fewer than the cores this process may use."""
+
+    default_share = CPU_SHARE
+
+    def __init__(self, threads: int | None) -> None:
+        self.torch_device = torch.device("cpu")
+        torch.set_num_threads(threads or default_threads())
+        self.name = f"cpu ({torch.get_num_threads()} threads)"
+
+    def default_dtype(self, stored: str) -> tuple[torch.dtype, str]:
+        """float32: bfloat16 halves the time of matrix products here, but flips tokens between batch
+        shapes, and a CPU service should answer the same with and without a preemption unless asked
+        otherwise.
+        """
+        return torch.float32, "CPU default: tokens do not depend on the batch; --dtype bfloat16 is faster"
+
+    def memory(self) -> MemoryReading:
+        """Physical memory, or the cgroup's limit where that is lower."""
+        host = psutil.virtual_memory()
+        total, free = int(host.total), int(host.available)
+        limit, used = cgroup_memory()
+        if limit is not None and limit < total:
+            total, free = limit, min(free, max(limit - used, 0))
+        return MemoryReading(total, free)
+
+    def upload(self, values: npt.NDArray[np.int32] | npt.NDArray[np.float64]) -> Tensor:
+        return torch.from_numpy(values)
+
+    def download(self, values: Tensor) -> Download:
+        return _HostCopy(values)
+
+    def mark(self) -> Marker:
+        return _CpuMarker(time.perf_counter())
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the caller's back."""
+
+    def is_poisoned_by(self, error: BaseException) -> bool:
+        return False
+
+
+def default_threads() -> int:
+    """One fewer than the cores this process may run on, at least one: a busy core costs a team of threads
+    milliseconds at every barrier.
+    """
+    return max(len(os.sched_getaffinity(0)) - 1, 1)
+
+
+def cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int | None, int]:
+    """(limit, used) in bytes of this process's cgroup, version 2 or 1; limit None when there is none.
+
+    File cache that the kernel can drop does not count as used.
+    """
+    for limit_name, used_name, cache_key in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, used = _number(root / limit_name), _number(root / used_name)
+        if limit is not None and used is not None:
+            return limit, max(used - _cache_bytes((root / used_name).parent / "memory.stat", cache_key), 0)
+    return None, 0
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _cache_bytes(path: Path, key: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(key + " ")), 0)
+
+
+class _CudaMarker:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+    def seconds_since(self, earlier: Marker) -> float:
+        assert isinstance(earlier, _CudaMarker)
+        return float(earlier._event.elapsed_time(self._event)) / 1000
+
+
+class CudaDevice:
+    """The current CUDA device. Uploads go through pinned memory that torch reuses once its copy is done."""
+
+    default_share = CUDA_SHARE
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self.name = torch.cuda.get_device_name(self.torch_device)
+
+    def default_dtype(self, stored: str) -> tuple[torch.dtype, str]:
+        """The checkpoint's 16-bit dtype, else bfloat16 where the device has it."""
+        if stored in ("bfloat16", "float16"):
+            return DTYPES[stored], f"the checkpoint is {stored}"
+        if torch.cuda.is_bf16_supported():
+            return torch.bfloat16, "CUDA default"
+        return torch.float16, "CUDA default; the device has no bfloat16"
+
+    def memory(self) -> MemoryReading:
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return MemoryReading(total, free)
+
+    def upload(self, values: npt.NDArray[np.int32] | npt.NDArray[np.float64]) -> Tensor:
+        staged = torch.from_numpy(values).pin_memory()
+        return staged.to(self.torch_device, non_blocking=True)
+
+    def download(self, values: Tensor) -> Download:
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        return _HostCopy(host)
+
+    def mark(self) -> Marker:
+        return _CudaMarker()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def is_poisoned_by(self, error: BaseException) -> bool:
+        """Whether no CUDA call of this process can succeed any more (anything but running out of memory)."""
+        return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)

@@ -1,0 +1,125 @@
+"""What a step reads on the device: one packed upload, and the row state that stays there.
+
+Owns the device's block tables, last tokens and sampling parameters; checks nothing, for `rows` has.
+Invariant: a steady decode step costs one host-to-device copy, and no call here waits for the device.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.device import Device
+from gpu_worker.rows import RowTable
+from gpu_worker.sampler import SampleRows
+from gpu_worker.wire import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """A step on the device. R rows, T tokens, S samples; int64 where torch indexes with it, else int32."""
+
+    input_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    slot_mapping: Tensor  # [T] int32
+    block_tables: Tensor  # [R, W] int32
+    cu_query_lens: Tensor  # [R + 1] int32
+    context_lens: Tensor  # [R] int32
+    sample_positions: Tensor  # [S] int64
+    sample_rows: Tensor  # [S] int64
+    zero_blocks: Tensor  # [N] int32
+    copy_pairs: Tensor  # [N, 2] int32
+    samples: SampleRows | None
+
+
+class InputBuffers:
+    """Row state on the device, for rows 0..max_batch_seqs-1."""
+
+    def __init__(self, device: Device, table: RowTable) -> None:
+        limits, where = table.limits, device.torch_device
+        self._device = device
+        self._table = table
+        self._tables = torch.zeros(
+            (limits.max_batch_seqs, limits.table_width), dtype=torch.int32, device=where
+        )
+        self._last_tokens = torch.zeros(limits.max_batch_seqs, dtype=torch.int64, device=where)
+
+    def upload(self, plan: Plan) -> StepTensors:
+        """Sends a checked plan to the device and resolves what is only known there (-1 input ids)."""
+        parts = self._upload_packed(plan)
+        self._tables.index_put_(
+            (parts["table_rows"].long(), parts["table_offsets"].long()), parts["table_blocks"]
+        )
+        longest = int(plan.context_lens.max()) if len(plan.rows) else 0
+        width = -(-longest // self._table.limits.block_size)
+        input_ids = parts["input_ids"].long()
+        if (plan.input_ids < 0).any():
+            last = self._last_tokens.index_select(0, parts["owners"].long())
+            input_ids = torch.where(input_ids < 0, last, input_ids)
+        sample_rows, positions = parts["sample_rows"].long(), parts["positions"].long()
+        sample_positions = parts["sample_positions"].long()
+        return StepTensors(
+            input_ids=input_ids,
+            positions=positions,
+            slot_mapping=parts["slot_mapping"],
+            block_tables=self._tables[:, :width].index_select(0, parts["rows"].long()),
+            cu_query_lens=parts["cu_query_lens"],
+            context_lens=parts["context_lens"],
+            sample_positions=sample_positions,
+            sample_rows=sample_rows,
+            zero_blocks=parts["zero_blocks"],
+            copy_pairs=parts["copy_pairs"].view(-1, 2),
+            samples=self._samples(plan),
+        )
+
+    def _upload_packed(self, plan: Plan) -> dict[str, Tensor]:
+        cu_query_lens = np.zeros(len(plan.rows) + 1, np.int32)
+        np.cumsum(plan.query_lens, out=cu_query_lens[1:])
+        pieces = {
+            "input_ids": plan.input_ids,
+            "positions": plan.positions,
+            "slot_mapping": plan.slot_mapping,
+            "owners": np.repeat(plan.rows, plan.query_lens),
+            "rows": plan.rows,
+            "cu_query_lens": cu_query_lens,
+            "context_lens": plan.context_lens,
+            "sample_positions": plan.sample_positions,
+            "sample_rows": plan.sample_rows,
+            "table_rows": plan.table_rows,
+            "table_offsets": plan.table_offsets,
+            "table_blocks": plan.table_blocks,
+            "zero_blocks": plan.zero_blocks,
+            "copy_pairs": plan.copy_pairs.reshape(-1),
+        }
+        packed = self._device.upload(np.concatenate(list(pieces.values()), dtype=np.int32))
+        return dict(zip(pieces, torch.split(packed, [len(piece) for piece in pieces.values()]), strict=True))
+
+    def _samples(self, plan: Plan) -> SampleRows | None:
+        """The sampling parameters of a step with at least one row that is not greedy; they go in one
+        more copy.
+        """
+        parameters = self._table.sampling[plan.sample_rows]
+        random = np.flatnonzero(parameters[:, 0] > 0)
+        if not len(random):
+            return None
+        seeds = self._table.seeds[plan.sample_rows].view(np.float64)
+        positions = plan.positions[plan.sample_positions] + 1 - self._table.prompt_lens[plan.sample_rows]
+        columns = (parameters, seeds[:, None], positions.astype(np.int64).view(np.float64)[:, None])
+        sent = self._device.upload(np.concatenate(columns, axis=1))
+        index = np.zeros(len(random), np.int32)
+        index[:] = random
+        top_k = parameters[random, 3]
+        return SampleRows(
+            parameters=sent[:, :4],
+            seeds=sent[:, 4].contiguous().view(torch.int64),
+            positions=sent[:, 5].contiguous().view(torch.int64),
+            random=self._device.upload(index).long(),
+            max_top_k=int(top_k.max()),
+            all_top_k=bool((top_k > 0).all()),
+            any_top_p=bool((parameters[random, 1] < 1).any()),
+        )
+
+    def remember(self, rows: Tensor, tokens: Tensor) -> None:
+        """Keeps the tokens [S] that rows [S] sampled, for the -1 ids of the next step."""
+        self._last_tokens.index_copy_(0, rows, tokens)

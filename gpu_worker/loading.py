@@ -1,0 +1,201 @@
+"""From settings to a worker that can run: model, kernels, pool, and what the handshake says of them.
+
+Owns the order of start-up; knows no gRPC server. Invariant: everything that can be refused from the
+config alone is refused in `examine`, before any weight is read.
+"""
+
+import hashlib
+import logging
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from gpu_worker.config import Settings
+from gpu_worker.device import DTYPES, Device, open_device
+from gpu_worker.errors import SettingsError
+from gpu_worker.kv_pool import LAYOUT, KvPool, PoolRequest, PoolSize, bytes_per_block, size_pool
+from gpu_worker.model_runner import ModelRunner
+from gpu_worker.models import loader
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.registry import ModelConfig, parse_config
+from gpu_worker.rows import Limits
+from octavo.handshake import PROTOCOL_VERSION
+from octavo.worker.v1 import worker_pb2
+from paged_kernels import dispatch
+from paged_kernels.contracts import ArgumentError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What is known before any weight is read."""
+
+    settings: Settings
+    files: loader.ModelFiles
+    config: ModelConfig
+    device: Device
+    dtype: torch.dtype
+    dtype_reason: str
+    kernels: dispatch.Kernels
+    max_model_len: int
+    bytes_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A worker ready to run, and its answer to GetCapacity (without the epoch)."""
+
+    runner: ModelRunner
+    size: PoolSize
+    capacity: worker_pb2.GetCapacityResponse
+
+
+def examine(settings: Settings) -> Examined:
+    """Opens the device and reads the model's config. Raises WorkerError (one line) for what cannot work."""
+    device = open_device(settings.device, settings.threads)
+    files = loader.open_model(settings.model, with_weights=settings.load_format != "dummy")
+    config = parse_config(files.config, files.generation)
+    if settings.num_layers is not None:
+        if settings.num_layers > config.num_layers:
+            raise SettingsError(f"num_layers: {settings.num_layers}, the model has {config.num_layers}")
+        config = replace(config, num_layers=settings.num_layers)
+    dtype, why = DTYPES.get(settings.dtype), "asked for"
+    if dtype is None:
+        dtype, why = device.default_dtype(config.stored_dtype)
+    limit = config.rope.context_limit
+    max_model_len = settings.max_model_len or limit
+    if max_model_len > limit:
+        raise SettingsError(f"max_model_len: {max_model_len}, the model's limit is {limit}")
+    try:
+        kernels = dispatch.select(
+            settings.kernel_backend, device.torch_device, dtype, config.head_dim, settings.block_size
+        )
+    except ArgumentError as error:
+        raise SettingsError(str(error)) from error
+    block_bytes = bytes_per_block(config, settings.block_size, dtype)
+    return Examined(settings, files, config, device, dtype, why, kernels, max_model_len, block_bytes)
+
+
+def load(found: Examined) -> Loaded:
+    """Loads the weights, sizes and allocates the pool, and runs one small step. Raises WorkerError."""
+    started = time.monotonic()
+    decoder = Decoder(found.config, found.device.torch_device, found.dtype, found.max_model_len)
+    if found.files.source is None:
+        loader.load_dummy(decoder)
+    else:
+        loader.load(decoder, found.files.source)
+    size = size_pool(found.device.memory(), _pool_request(found, decoder.weight_bytes))
+    settings = found.settings
+    pool = KvPool(found.config, size.num_blocks, settings.block_size, found.dtype, found.device.torch_device)
+    limits = Limits(
+        num_blocks=size.num_blocks,
+        block_size=settings.block_size,
+        max_batch_tokens=settings.max_num_batched_tokens,
+        max_batch_seqs=settings.max_num_seqs,
+        max_model_len=found.max_model_len,
+        vocab_size=found.config.vocab_size,
+    )
+    runner = ModelRunner(found.device, decoder, pool, found.kernels, limits)
+    runner.warm_up()
+    _report(found, size, time.monotonic() - started)
+    return Loaded(runner, size, _capacity(found, size))
+
+
+def _pool_request(found: Examined, weight_bytes: int) -> PoolRequest:
+    settings = found.settings
+    blocks_a_sequence = -(-found.max_model_len // settings.block_size)
+    return PoolRequest(
+        bytes_per_block=found.bytes_per_block,
+        block_size=settings.block_size,
+        share=settings.gpu_memory_utilization or found.device.default_share,
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes(found),
+        max_useful_blocks=settings.max_num_seqs * blocks_a_sequence,
+        num_blocks=settings.num_blocks,
+    )
+
+
+def activation_bytes(found: Examined) -> int:
+    """An upper estimate of what the largest step holds besides weights and pool.
+
+    A token: residual, norm, packed qkv, rotated q and k, attention's output, packed gate-up and its
+    product. A sample: the logits, and four float64 copies while a filtered row is drawn.
+    """
+    config, settings = found.config, found.settings
+    per_token = (
+        4 * config.hidden_size + 3 * (config.q_size + 2 * config.kv_size) + 4 * config.intermediate_size
+    )
+    per_sample = config.vocab_size * (2 * found.dtype.itemsize + 4 * 8)
+    tokens, samples = (
+        settings.max_num_batched_tokens,
+        min(settings.max_num_seqs, settings.max_num_batched_tokens),
+    )
+    return tokens * per_token * found.dtype.itemsize + samples * per_sample
+
+
+def _report(found: Examined, size: PoolSize, seconds: float) -> None:
+    mib = 1 << 20
+    _log.info(
+        "loaded %s (%s, %s: %s) on %s in %.1f s",
+        found.files.path.name,
+        found.config.architecture,
+        found.dtype,
+        found.dtype_reason,
+        found.device.name,
+        seconds,
+    )
+    _log.info(
+        "memory in MiB: budget %d of %d, weights %d, activations %d, pool %d (%d blocks of %d), slack %d",
+        size.budget_bytes // mib,
+        size.total_bytes // mib,
+        size.weight_bytes // mib,
+        size.activation_bytes // mib,
+        size.pool_bytes // mib,
+        size.num_blocks,
+        found.settings.block_size,
+        size.slack_bytes // mib,
+    )
+    for choice in found.kernels.choices:
+        _log.info("kernel %s: %s (%s)", choice.op, choice.backend, choice.why)
+
+
+def _capacity(found: Examined, size: PoolSize) -> worker_pb2.GetCapacityResponse:
+    settings = found.settings
+    return worker_pb2.GetCapacityResponse(
+        protocol_version=PROTOCOL_VERSION,
+        model_id=found.files.path.resolve().stem
+        if found.files.path.is_file()
+        else found.files.path.resolve().name,
+        model_fingerprint=fingerprint(found),
+        num_blocks=size.num_blocks,
+        block_size=settings.block_size,
+        max_batch_tokens=settings.max_num_batched_tokens,
+        max_batch_seqs=settings.max_num_seqs,
+        max_model_len=found.max_model_len,
+        vocab_size=found.config.vocab_size,
+        bytes_per_block=found.bytes_per_block,
+        kv_dtype=str(found.dtype).removeprefix("torch."),
+        kv_layout=LAYOUT,
+        kernels=[
+            worker_pb2.KernelChoice(op=c.op, backend=c.backend, why=c.why) for c in found.kernels.choices
+        ],
+        memory=worker_pb2.MemoryBreakdown(
+            total_bytes=size.total_bytes,
+            budget_bytes=size.budget_bytes,
+            weight_bytes=size.weight_bytes,
+            activation_bytes=size.activation_bytes,
+            pool_bytes=size.pool_bytes,
+            slack_bytes=size.slack_bytes,
+        ),
+        tensor_parallel_size=1,
+        eos_token_ids=found.config.eos_token_ids,
+        device=found.device.name,
+    )
+
+
+def fingerprint(found: Examined) -> str:
+    """32 hex digits over the weights' bytes, the config that the decoder uses, and the dtype."""
+    content = "dummy" if found.files.source is None else loader.content_hash(found.files.source.files)
+    return hashlib.sha256(repr((content, found.config, str(found.dtype))).encode()).hexdigest()[:32]

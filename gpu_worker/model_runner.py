@@ -1,0 +1,169 @@
+"""Runs one plan: block operations, forward pass, sampling; the device is only waited for in `PendingStep`.
+
+Owns the order in which a step touches the device; knows no session and no wire. Invariant: a plan is checked
+whole before anything of it reaches the device.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.attention import StepAttention
+from gpu_worker.device import Device, Download, Marker
+from gpu_worker.input_buffers import InputBuffers, StepTensors
+from gpu_worker.kv_pool import KvPool
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.rows import Limits, RowTable
+from gpu_worker.sampler import sample
+from gpu_worker.wire import Int32Array, Plan
+from paged_kernels.dispatch import Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """token_ids [S], -1 where the row failed; failed_rows by id; times in seconds on the device's own clock.
+
+    sample_seconds is part of forward_seconds. gap_seconds: since the end of the step before, 0 for the first.
+    """
+
+    token_ids: Int32Array
+    failed_rows: tuple[int, ...]
+    forward_seconds: float
+    sample_seconds: float
+    block_move_seconds: float
+    gap_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    previous_end: Marker | None
+    start: Marker
+    moved: Marker
+    forwarded: Marker
+    end: Marker
+
+
+class PendingStep:
+    """A step that was launched. `wait` blocks until the device has finished it."""
+
+    def __init__(self, sample_rows: Int32Array, tokens: Download | None, marks: _Marks) -> None:
+        self._sample_rows = sample_rows
+        self._tokens = tokens
+        self._marks = marks
+
+    def wait(self) -> StepOutcome:
+        """Called once, from the thread that answers. Raises what the device raises."""
+        marks = self._marks
+        marks.end.wait()
+        tokens = np.empty(0, np.int32) if self._tokens is None else self._tokens.read().astype(np.int32)
+        return StepOutcome(
+            token_ids=tokens,
+            failed_rows=tuple(int(row) for row in self._sample_rows[tokens < 0]),
+            forward_seconds=marks.end.seconds_since(marks.moved),
+            sample_seconds=marks.end.seconds_since(marks.forwarded),
+            block_move_seconds=marks.moved.seconds_since(marks.start),
+            gap_seconds=max(marks.start.seconds_since(marks.previous_end), 0.0)
+            if marks.previous_end
+            else 0.0,
+        )
+
+
+class ModelRunner:
+    """One model on one pool, for one session at a time. Not thread-safe: only the launching thread calls it.
+
+    tamper: called with each step's logits [S, vocab] before sampling; tests make rows non-finite with it.
+    """
+
+    def __init__(
+        self, device: Device, decoder: Decoder, pool: KvPool, kernels: Kernels, limits: Limits
+    ) -> None:
+        self.device = device
+        self.decoder = decoder
+        self.pool = pool
+        self.kernels = kernels
+        self.rows = RowTable(limits)
+        self.tamper: Callable[[Tensor], Tensor] | None = None
+        self._buffers = InputBuffers(device, self.rows)
+        self._scale = decoder.config.head_dim**-0.5
+        self._last_end: Marker | None = None
+
+    def reset(self) -> None:
+        """Waits for the device and drops every row: a new session begins, or the scheduler is gone."""
+        self.device.synchronize()
+        self.rows.clear()
+        self._last_end = None
+
+    def warm_up(self) -> None:
+        """Runs one token through the null block, so that the first real step finds everything compiled."""
+        block_size, null = self.pool.block_size, self.pool.num_blocks
+
+        def tensor(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=self.device.torch_device)
+
+        attend = StepAttention(
+            pool=self.pool,
+            kernels=self.kernels,
+            scale=self._scale,
+            slot_mapping=tensor([null * block_size]),
+            block_tables=tensor([null]).view(1, 1),
+            cu_query_lens=tensor([0, 1]),
+            context_lens=tensor([1]),
+            max_query_len=1,
+            max_context_len=1,
+        )
+        with torch.inference_mode():
+            zero = tensor([0]).long()
+            sample(self.decoder.logits(self.decoder.forward(zero, zero, attend)), None)
+        self.device.synchronize()
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> PendingStep:
+        """Starts a step. Raises PlanError before the device is touched; else what the device raises."""
+        self.rows.apply(plan)
+        start = self.device.mark()
+        step = self._buffers.upload(plan)
+        self._move_blocks(plan, step)
+        moved = self.device.mark()
+        logits = self._forward(plan, step)
+        forwarded = self.device.mark()
+        tokens = None if logits is None else self._sample(logits, step)
+        end = self.device.mark()
+        marks = _Marks(self._last_end, start, moved, forwarded, end)
+        self._last_end = end
+        return PendingStep(plan.sample_rows, tokens, marks)
+
+    def _move_blocks(self, plan: Plan, step: StepTensors) -> None:
+        if len(plan.zero_blocks):
+            self.kernels.zero_blocks(self.pool.tensor, step.zero_blocks)
+        if len(plan.copy_pairs):
+            self.kernels.copy_blocks(self.pool.tensor, step.copy_pairs)
+
+    def _forward(self, plan: Plan, step: StepTensors) -> Tensor | None:
+        """Logits [S, vocab], or None when nothing is sampled."""
+        if not len(plan.rows):
+            return None
+        attend = StepAttention(
+            pool=self.pool,
+            kernels=self.kernels,
+            scale=self._scale,
+            slot_mapping=step.slot_mapping,
+            block_tables=step.block_tables,
+            cu_query_lens=step.cu_query_lens,
+            context_lens=step.context_lens,
+            max_query_len=int(plan.query_lens.max()),
+            max_context_len=int(plan.context_lens.max()),
+        )
+        hidden = self.decoder.forward(step.input_ids, step.positions, attend)
+        if not len(plan.sample_rows):
+            return None
+        return self.decoder.logits(hidden.index_select(0, step.sample_positions))
+
+    def _sample(self, logits: Tensor, step: StepTensors) -> Download:
+        if self.tamper is not None:
+            logits = self.tamper(logits)
+        tokens, bad = sample(logits, step.samples)
+        self._buffers.remember(step.sample_rows, tokens.masked_fill(bad, 0))
+        return self.device.download(tokens.masked_fill(bad, -1))

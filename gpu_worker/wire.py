@@ -1,0 +1,230 @@
+"""Plan and result messages against plain arrays.
+
+Owns the filling-in of what a plan leaves out and the writing of results; knows neither rows' state nor
+the device. Invariant: a decoded plan is complete, so that nothing behind this module knows what the wire
+omits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.errors import PlanError
+from octavo import arrays
+from octavo.errors import InvalidArgument
+from octavo.worker.v1 import worker_pb2
+
+Int32Array = npt.NDArray[np.int32]
+_NONE = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; seed is unsigned 64-bit."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowSetup:
+    """A row that begins to stand for a sequence; prompt_len in tokens."""
+
+    row: int
+    prompt_len: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step with nothing left out. R rows, T new tokens, S samples; arrays int32, see worker.proto."""
+
+    session_id: int
+    worker_epoch: int
+    step_id: int
+    base_step: int
+    released_rows: Int32Array
+    setups: tuple[RowSetup, ...]
+    table_rows: Int32Array
+    table_offsets: Int32Array
+    table_blocks: Int32Array
+    zero_blocks: Int32Array
+    copy_pairs: Int32Array  # [N, 2] from, to
+    rows: Int32Array  # [R]
+    query_lens: Int32Array  # [R]
+    context_lens: Int32Array  # [R]
+    input_ids: Int32Array  # [T], -1: the row's last sample
+    positions: Int32Array  # [T]
+    slot_mapping: Int32Array  # [T]
+    sample_positions: Int32Array  # [S]
+    sample_rows: Int32Array  # [S]
+
+
+def decode_plan(message: worker_pb2.StepPlan, base_rows: Int32Array) -> Plan:
+    """The whole plan; base_rows [R] are the rows of the base step. Raises PlanError naming the field."""
+    _refuse_later_work(message)
+    rows = _rows(message, base_rows)
+    context_lens = _array(message.context_lens, "context_lens")
+    query_lens = (
+        _array(message.query_lens, "query_lens") if message.query_lens else np.ones(len(rows), np.int32)
+    )
+    _same_length("context_lens", context_lens, "rows", rows)
+    _same_length("query_lens", query_lens, "rows", rows)
+    if len(rows) and int(query_lens.min()) < 1:
+        raise PlanError("query_lens", f"{int(query_lens.min())} is below 1")
+    total = int(query_lens.sum(dtype=np.int64))
+    sample_positions, sample_rows = _samples(message, rows, query_lens)
+    given_ids = _array(message.input_ids, "input_ids")
+    return Plan(
+        session_id=message.session_id,
+        worker_epoch=message.worker_epoch,
+        step_id=message.step_id,
+        base_step=message.base_step,
+        released_rows=_array(message.released_rows, "released_rows"),
+        setups=tuple(_setup(setup) for setup in message.row_setups),
+        table_rows=_array(message.table_rows, "table_rows"),
+        table_offsets=_array(message.table_offsets, "table_offsets"),
+        table_blocks=_array(message.table_blocks, "table_blocks"),
+        zero_blocks=_array(message.block_ops.zero_blocks, "zero_blocks"),
+        copy_pairs=_pairs(message.block_ops.copy_pairs, "copy_pairs"),
+        rows=rows,
+        query_lens=query_lens,
+        context_lens=context_lens,
+        input_ids=given_ids if len(given_ids) or total > _INPUT_LIMIT else np.full(total, -1, np.int32),
+        positions=_positions(message, query_lens, context_lens, total),
+        slot_mapping=_array(message.slot_mapping, "slot_mapping"),
+        sample_positions=sample_positions,
+        sample_rows=sample_rows,
+    )
+
+
+_INPUT_LIMIT = 1 << 24
+"""New tokens above which omitted arrays are not filled in: the bounds check refuses the plan anyway."""
+
+
+def _refuse_later_work(message: worker_pb2.StepPlan) -> None:
+    for name in ("swap_out_pairs", "swap_in_pairs"):
+        if getattr(message.block_ops, name):
+            raise PlanError(name, "this worker has no host blocks")
+    for setup in message.row_setups:
+        sampling = setup.sampling
+        penalties = sampling.presence_penalty or sampling.frequency_penalty
+        if penalties or sampling.repetition_penalty not in (0.0, 1.0) or sampling.logit_bias_ids:
+            raise PlanError(
+                "row_setups.sampling", "penalties and logit bias are not supported by this worker"
+            )
+
+
+def _array(data: bytes, name: str) -> Int32Array:
+    try:
+        return arrays.decode(data, name)
+    except InvalidArgument as error:
+        raise PlanError(name, error.message.removeprefix(f"{name}: ")) from error
+
+
+def _pairs(data: bytes, name: str) -> Int32Array:
+    flat = _array(data, name)
+    if len(flat) % 2:
+        raise PlanError(name, f"{len(flat)} ids are not whole pairs")
+    return flat.reshape(-1, 2)
+
+
+def _same_length(name: str, values: Int32Array, other: str, others: Int32Array) -> None:
+    if len(values) != len(others):
+        raise PlanError(name, f"{len(values)} entries, {other} has {len(others)}")
+
+
+def _rows(message: worker_pb2.StepPlan, base_rows: Int32Array) -> Int32Array:
+    if not message.same_rows:
+        return _array(message.rows, "rows")
+    if message.rows:
+        raise PlanError("rows", "given together with same_rows")
+    if message.base_step == 0:
+        raise PlanError("same_rows", "the first step of a session has no base")
+    return base_rows
+
+
+def _positions(
+    message: worker_pb2.StepPlan, query_lens: Int32Array, context_lens: Int32Array, total: int
+) -> Int32Array:
+    if message.positions or total > _INPUT_LIMIT:
+        return _array(message.positions, "positions")
+    return implied_positions(query_lens, context_lens)
+
+
+def implied_positions(query_lens: Int32Array, context_lens: Int32Array) -> Int32Array:
+    """The last query_len positions of each row's context, end to end: int32 [sum(query_lens)]."""
+    if len(query_lens) == int(query_lens.sum()):
+        return context_lens - 1
+    ends = np.cumsum(query_lens, dtype=np.int32)
+    return np.arange(int(ends[-1]), dtype=np.int32) + np.repeat(context_lens - ends, query_lens)
+
+
+def _samples(
+    message: worker_pb2.StepPlan, rows: Int32Array, query_lens: Int32Array
+) -> tuple[Int32Array, Int32Array]:
+    given = bool(message.sample_positions or message.sample_rows)
+    if message.no_samples:
+        if given:
+            raise PlanError("no_samples", "set together with samples")
+        return _NONE, _NONE
+    if not given:
+        return (np.cumsum(query_lens, dtype=np.int64) - 1).astype(np.int32), rows
+    positions = _array(message.sample_positions, "sample_positions")
+    sample_rows = _array(message.sample_rows, "sample_rows")
+    _same_length("sample_rows", sample_rows, "sample_positions", positions)
+    return positions, sample_rows
+
+
+def _setup(setup: worker_pb2.RowSetup) -> RowSetup:
+    given = setup.sampling
+    sampling = Sampling(given.temperature, given.top_p, given.top_k, given.min_p, given.seed)
+    return RowSetup(setup.row, setup.prompt_len, sampling)
+
+
+def encode_result(
+    plan: worker_pb2.StepPlan,
+    token_ids: Int32Array,
+    failed_rows: Sequence[int],
+    seconds: tuple[float, float, float],
+) -> worker_pb2.RunResponse:
+    """The answer to a plan: token_ids [S], rows with non-finite logits, (forward, block move, gap)
+    seconds.
+    """
+    failures = [
+        worker_pb2.RowFailure(
+            row=row,
+            reason=worker_pb2.ROW_FAILURE_REASON_NON_FINITE_LOGITS,
+            detail="the logits hold NaN or infinity, or every token is masked",
+        )
+        for row in failed_rows
+    ]
+    result = worker_pb2.StepResult(
+        session_id=plan.session_id,
+        worker_epoch=plan.worker_epoch,
+        step_id=plan.step_id,
+        token_ids=arrays.encode(token_ids),
+        failed_rows=failures,
+        forward_seconds=seconds[0],
+        block_move_seconds=seconds[1],
+        gap_seconds=seconds[2],
+    )
+    return worker_pb2.RunResponse(result=result)
+
+
+def encode_failure(
+    plan: worker_pb2.StepPlan, reason: worker_pb2.StepFailureReason, detail: str
+) -> worker_pb2.RunResponse:
+    """The answer to a plan that failed as a whole; it names the plan's own session, epoch and step."""
+    result = worker_pb2.StepResult(
+        session_id=plan.session_id,
+        worker_epoch=plan.worker_epoch,
+        step_id=plan.step_id,
+        failure=worker_pb2.StepFailure(reason=reason, detail=detail),
+    )
+    return worker_pb2.RunResponse(result=result)
