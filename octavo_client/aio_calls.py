@@ -14,7 +14,7 @@ import grpc
 
 from octavo.v1 import inference_pb2 as pb
 from octavo_client import convert, types
-from octavo_client.batch import BatchBook
+from octavo_client.batch import BatchBook, HandedOver
 from octavo_client.errors import OctavoError, from_call
 
 Requests = Iterable[types.Request] | AsyncIterable[types.Request]
@@ -61,7 +61,7 @@ class AsyncBatch:
     ) -> None:
         self._book = BatchBook(limit)
         self._room = asyncio.Condition()
-        self._failure: Exception | None = None
+        self._sending = HandedOver(self.cancel)
         self._ready: deque[tuple[str, types.BatchEvent]] = deque()
         self._target = target
         self._call = start(self._send(requests))
@@ -74,7 +74,7 @@ class AsyncBatch:
 
     async def _send(self, requests: Requests) -> AsyncIterator[pb.GenerateBatchRequest]:
         """Waits for room in the window, then hands out the next request."""
-        try:
+        with self._sending:
             async for request in _as_async(requests):
                 async with self._room:
                     await self._room.wait_for(lambda: not self._book.full)
@@ -82,9 +82,6 @@ class AsyncBatch:
                 message = self._to_message(entered)
                 if message is not None:
                     yield message
-        except (OctavoError, ValueError, TypeError, OSError) as error:
-            self._failure = error
-            self._call.cancel()
 
     def _to_message(self, request: types.Request) -> pb.GenerateBatchRequest | None:
         """The message; a request that cannot even be sent fails like one that the server refuses."""
@@ -108,10 +105,10 @@ class AsyncBatch:
             if not self._ready:
                 raise
         except grpc.RpcError as error:
-            raise (self._failure or from_call(error, self._target)) from None
+            raise (self._sending.error or from_call(error, self._target)) from None
         except asyncio.CancelledError:
-            if self._failure is not None:
-                raise self._failure from None
+            if self._sending.error is not None:
+                raise self._sending.error from None
             raise
         return self._ready.popleft()
 

@@ -8,9 +8,32 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from collections.abc import Callable
+from types import TracebackType
 
 from octavo_client import types
 from octavo_client.errors import AlreadyExists
+
+
+class HandedOver:
+    """A `with` block whose error is kept for the thread or task that reads the answers and raises it there.
+
+    Left where it happens, it would reach the user as nothing but a broken stream.
+    """
+
+    def __init__(self, on_error: Callable[[], object]) -> None:
+        self._on_error = on_error
+        self.error: Exception | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.error = error
+        self._on_error()
+        return True
 
 
 class BatchBook:

@@ -14,7 +14,7 @@ import grpc
 
 from octavo.v1 import inference_pb2 as pb
 from octavo_client import convert, types
-from octavo_client.batch import BatchBook
+from octavo_client.batch import BatchBook, HandedOver
 from octavo_client.errors import OctavoError, from_call
 
 
@@ -55,7 +55,7 @@ class Batch:
         self._book = BatchBook(limit)
         self._changed = threading.Condition()
         self._closed = False
-        self._failure: Exception | None = None
+        self._sending = HandedOver(self._cancel_call)
         self._ready: deque[tuple[str, types.BatchEvent]] = deque()
         self._target = target
         self._start = start
@@ -73,7 +73,7 @@ class Batch:
 
     def _send(self, requests: Iterator[types.Request]) -> Iterator[pb.GenerateBatchRequest]:
         """Runs on gRPC's own thread: waits for room in the window, then hands out the next request."""
-        try:
+        with self._sending:
             for request in requests:
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed or not self._book.full)
@@ -83,9 +83,9 @@ class Batch:
                 message = self._to_message(entered)
                 if message is not None:
                     yield message
-        except Exception as error:  # noqa: BLE001 - handed to the reader: here it would only be a broken stream
-            self._failure = error
-            self._call.cancel()
+
+    def _cancel_call(self) -> None:
+        self._call.cancel()
 
     def _to_message(self, request: types.Request) -> pb.GenerateBatchRequest | None:
         """The message; a request that cannot even be sent fails like one that the server refuses."""
@@ -111,7 +111,7 @@ class Batch:
                 raise
         except grpc.RpcError as error:
             self.cancel()
-            raise (self._failure or from_call(error, self._target)) from None
+            raise (self._sending.error or from_call(error, self._target)) from None
         return self._ready.popleft()
 
     def _take(self, response: pb.GenerateBatchResponse) -> None:

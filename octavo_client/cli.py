@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
+from octavo_client.errors import OctavoError
+
 COMMANDS = {
     "serve": "run a worker and a scheduler in one terminal, and keep them running",
     "chat": "talk to a model, or ask it one question",
@@ -61,11 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except Exception as error:
-        from octavo_client.errors import OctavoError
-
-        if not isinstance(error, OctavoError):
-            raise
+    except OctavoError as error:
         return _fail(error.message)
 
 
