@@ -1,7 +1,7 @@
 """The values that cross the core's border: what goes in, what comes out.
 
-Owns the frozen types of the core's whole interface; knows neither wire nor clock. Invariant: every value can be
-logged and replayed, for arrays are never written after construction.
+Owns the frozen types of the core's whole interface; knows neither wire nor clock. Invariant: every value can
+be logged and replayed, for arrays are never written after construction.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 SAMPLED_LAST = -1
-"""In `StepPlan.input_ids`: the token that this row sampled last, whose value the scheduler may not know yet."""
+"""In `StepPlan.input_ids`: the token that this row sampled last, which the scheduler may not know yet."""
 
 
 def no_ids() -> Int32Array:
@@ -43,7 +43,7 @@ class RefusalReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request was not taken. `field` is the request's field, `value` and `limit` the numbers compared."""
+    """Why a request was not taken: `field` is the request's, `value` and `limit` the numbers compared."""
 
     reason: RefusalReason
     field: str
@@ -56,9 +56,10 @@ class Refusal:
 class SchedulerConfig:
     """The core's settings, fixed for its life.
 
-    max_num_seqs: rows of a step. max_num_batched_tokens: new tokens of a step. max_prefill_chunk: new tokens of one
-    row in a step (0: no bound but the budget). watermark_blocks: blocks left free by an admission, but on an empty pool.
-    depth: steps in flight (1 or 2). hash_seed: 16 random bytes, the root parent of the prefix index.
+    max_num_seqs: rows of a step. max_num_batched_tokens: new tokens of a step. max_prefill_chunk: new tokens
+    of one row in a step (0: no bound but the budget). watermark_blocks: blocks left free by an admission, but
+    on an empty pool. depth: steps in flight (1 or 2). hash_seed: 16 random bytes, the root parent of the
+    prefix index.
     """
 
     max_num_seqs: int = 256
@@ -98,9 +99,10 @@ class SamplingParams:
 class NewRequest:
     """A request as the core sees it.
 
-    seq_id: unique over the core's life, rising with arrival. max_tokens None: to the context limit. stop_token_ids: all
-    ids that end the sequence once min_tokens are out (the shell has joined EOS and user ids). priority: smaller first.
-    namespace: prefix cache namespace. Stop strings are the shell's: it calls `Scheduler.stop`.
+    seq_id: unique over the core's life, rising with arrival. max_tokens None: to the context limit.
+    stop_token_ids: all ids that end the sequence once min_tokens are out (the shell has joined EOS and user
+    ids). priority: smaller first. namespace: prefix cache namespace. use_prefix_cache: False neither reads nor publishes. Stop strings are the shell's: it calls
+    `Scheduler.stop`.
     """
 
     seq_id: SeqId
@@ -116,7 +118,9 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class RowSetup:
-    """A row that begins to stand for a sequence. Output position of a sample = its context length - prompt_len."""
+    """A row that begins to stand for a sequence. Output position of a sample = its context length -
+    prompt_len.
+    """
 
     row: int
     seq_id: SeqId
@@ -128,9 +132,9 @@ class RowSetup:
 class StepPlan:
     """One step, exact but for the values of ids still in flight. Arrays are int32.
 
-    R rows, T new tokens, S samples. Applied in this order: `released_rows`, `setups`, table entries, `zero_blocks`,
-    `copy_pairs`, then the forward pass. Row state is that of the worker's session: the first plan after
-    `Scheduler.worker_ready` builds on no row at all.
+    R rows, T new tokens, S samples. Applied in this order: `released_rows`, `setups`, table entries,
+    `zero_blocks`, `copy_pairs`, then the forward pass. Row state is that of the worker's session: the first
+    plan after `Scheduler.worker_ready` builds on no row at all.
     """
 
     step_id: StepId
@@ -166,7 +170,11 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvents:
-    """The tokens that one step delivered: N sequences, one token each. output_lens counts the token itself."""
+    """The tokens that one answer made deliverable, in order: N (sequence, token) pairs.
+
+    One token a sequence for each step; when an answer came early, the events of two steps come together.
+    output_lens counts the token itself.
+    """
 
     seq_ids: Int64Array
     token_ids: Int32Array

@@ -1,0 +1,135 @@
+"""Writes the arrays of a plan from what was decided; decides nothing.
+
+Owns the draft of the plan being built and the constant arrays that plans share; does not know blocks' states
+or fairness. Invariant: a built plan's arrays are never written again.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_svc.core.plan import (
+    SAMPLED_LAST,
+    Int32Array,
+    Int64Array,
+    RowSetup,
+    StepId,
+    StepPlan,
+    no_ids,
+)
+from scheduler_svc.core.rows import Rows
+from scheduler_svc.core.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Tokens [start, end) of a context whose ids are known, in the plan being built or in flight.
+
+    published: blocks made findable by this step. pending: hit blocks that a step in flight was still to
+    write.
+    """
+
+    seq: Sequence
+    row: int
+    tenure: int
+    start: int
+    end: int
+    pending: Int32Array
+    published: list[Int32Array] = field(default_factory=list)
+
+    @property
+    def completes(self) -> bool:
+        """Whether the context ends with it, so that it samples."""
+        return self.end == len(self.seq.tokens)
+
+
+class BatchBuilder:
+    """Collects one plan at a time over `rows`; `build` empties it for the next."""
+
+    def __init__(self, rows: Rows, block_size: int, max_tokens: int) -> None:
+        self._rows = rows
+        self._block_size = block_size
+        self._ones = _constant(np.ones(rows.max_rows, np.int32))
+        self._sampled_last = _constant(np.full(rows.max_rows, SAMPLED_LAST, np.int32))
+        self._count = _constant(np.arange(max(max_tokens, rows.max_rows), dtype=np.int32))
+        self._no_pairs = _constant(np.empty((0, 2), np.int32))
+        self._none = _constant(no_ids())
+        self._released: list[int] = []
+        self._setups: list[RowSetup] = []
+        self._entries: list[tuple[Int32Array, Int32Array, Int32Array]] = []
+
+    def release_row(self, row: int) -> None:
+        self._released.append(row)
+
+    def set_up_row(self, seq: Sequence) -> None:
+        self._setups.append(RowSetup(seq.row, seq.seq_id, seq.prompt_len, seq.request.sampling))
+
+    def add_entries(self, row: int, offset: int, blocks: Int32Array) -> None:
+        """Table entries [offset, offset + n) of one row."""
+        n = len(blocks)
+        offsets = np.arange(offset, offset + n, dtype=np.int32)
+        self._entries.append((np.full(n, row, np.int32), offsets, blocks))
+
+    def add_entry_each(self, rows: Int64Array, offsets: Int32Array, blocks: Int32Array) -> None:
+        """One table entry for each of n rows."""
+        self._entries.append((rows.astype(np.int32), offsets, blocks))
+
+    def build(
+        self, step_id: StepId, decodes: Int64Array, chunks: list[Chunk], zero_blocks: Int32Array
+    ) -> StepPlan:
+        """The plan: decode rows of one token each, then the chunks. Reads `Rows.scheduled` as it was before
+        them.
+        """
+        plain = self._decode_arrays(decodes)
+        rows, query_lens, context_lens, input_ids, positions, slots = plain
+        sample_positions, sample_rows = self._count[: len(rows)], rows
+        if chunks:
+            parts = list(zip(plain, *(self._chunk_arrays(chunk) for chunk in chunks), strict=True))
+            rows, query_lens, context_lens, input_ids, positions, slots = (
+                np.concatenate(part) for part in parts
+            )
+            samples = [True] * len(decodes) + [chunk.completes for chunk in chunks]
+            sample_positions = (np.cumsum(query_lens, dtype=np.int32) - np.int32(1))[samples]
+            sample_rows = rows[samples]
+        table_rows, table_offsets, table_blocks = self._take_entries()
+        released = np.array(self._released, np.int32) if self._released else self._none
+        setups = tuple(self._setups)
+        self._released, self._setups = [], []
+        return StepPlan(
+            step_id, released, setups, table_rows, table_offsets, table_blocks, zero_blocks, self._no_pairs,
+            rows, query_lens, context_lens, input_ids, positions, slots, sample_positions, sample_rows,
+        )  # fmt: skip
+
+    def _decode_arrays(self, decodes: Int64Array) -> tuple[Int32Array, ...]:
+        """rows, query_lens, context_lens, input_ids, positions, slot_mapping of one-token rows."""
+        count = len(decodes)
+        positions = self._rows.scheduled[decodes]
+        logical = positions // self._block_size
+        slots = self._rows.table[decodes, logical] * self._block_size + (
+            positions - logical * self._block_size
+        )
+        rows = decodes.astype(np.int32)
+        return (rows, self._ones[:count], positions + 1, self._sampled_last[:count], positions, slots)
+
+    def _chunk_arrays(self, chunk: Chunk) -> tuple[Int32Array, ...]:
+        row, length = chunk.row, chunk.end - chunk.start
+        positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
+        logical = positions // self._block_size
+        slots = self._rows.table[row, logical] * self._block_size + (positions - logical * self._block_size)
+        ids = self._rows.history[row, chunk.start : chunk.end]
+        one = [np.array([value], np.int32) for value in (row, length, chunk.end)]
+        return (*one, ids, positions, slots)
+
+    def _take_entries(self) -> tuple[Int32Array, Int32Array, Int32Array]:
+        entries, self._entries = self._entries, []
+        if not entries:
+            return self._none, self._none, self._none
+        if len(entries) == 1:
+            return entries[0]
+        rows, offsets, blocks = (np.concatenate(part) for part in zip(*entries, strict=True))
+        return rows, offsets, blocks
+
+
+def _constant(values: Int32Array) -> Int32Array:
+    values.flags.writeable = False
+    return values

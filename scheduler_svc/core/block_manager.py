@@ -1,0 +1,182 @@
+"""Blocks for sequences: matching prefixes, allocating, publishing full blocks, freeing.
+
+Owns the block pool and the prefix index and is the only one that knows both blocks and rows; decides nothing
+about who runs. Invariant: what is findable was written, or will be by a step already planned, by exactly the
+tokens it is found under; and the cached flag of the pool says exactly what the index holds.
+
+Forks, copy-on-write and swapping join here: a fork shares a table through `BlockPool.share`, a copy is a pair
+in the plan's `copy_pairs` for a fresh block that takes the place of the last one.
+"""
+
+import numpy as np
+
+from scheduler_svc.core.batch_builder import BatchBuilder
+from scheduler_svc.core.block_hash import HashFunction, Root, chain_keys, next_keys, root_of
+from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.plan import Capacity, Int32Array, Int64Array, SchedulerConfig, StepId
+from scheduler_svc.core.prefix_index import PrefixIndex
+from scheduler_svc.core.rows import Rows
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.stats import Counters
+
+
+class BlockManager:
+    """The device residency of one session with a worker."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        config: SchedulerConfig,
+        rows: Rows,
+        counters: Counters,
+        hash_block: HashFunction,
+    ) -> None:
+        self.block_size = capacity.block_size
+        self.pool = BlockPool(capacity.num_blocks, counters)
+        self.index = PrefixIndex(capacity.num_blocks, capacity.block_size, counters)
+        self._fingerprint = capacity.model_fingerprint
+        self._rows = rows
+        self._seed = config.hash_seed
+        self._enabled = config.prefix_cache
+        self._hash_block = hash_block
+        self._zero: list[Int32Array] = []
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def match_prefix(self, seq: Sequence) -> Int32Array:
+        """[m] the cached blocks that begin this sequence's context; at least one token is left to compute.
+
+        Valid only until the next change of the pool or the index.
+        """
+        usable = (len(seq.tokens) - 1) // self.block_size
+        if not self._caches(seq) or not usable:
+            return np.empty(0, np.int32)
+        self.hash_blocks(seq)
+        tokens = seq.tokens[: usable * self.block_size].reshape(usable, self.block_size)
+        return self.index.match(seq.keys[:usable], tokens, self._root(seq).uid)
+
+    def partial_match(self, seq: Sequence, hits: Int32Array) -> int:
+        """Tokens after the matched blocks that a cached block holds too, but that no whole block can give."""
+        if not self._caches(seq):
+            return 0
+        start = len(hits) * self.block_size
+        parent = int(self.index.uids[hits[-1]]) if len(hits) else self._root(seq).uid
+        return self.index.partial_match(seq.tokens[start : start + self.block_size], parent)
+
+    def hash_blocks(self, seq: Sequence) -> None:
+        """Hashes those full blocks of the sequence's tokens that have no key yet."""
+        if not self._caches(seq):
+            return
+        if seq.keys_of != (self._fingerprint, self.block_size):
+            seq.keys, seq.keys_of = seq.keys[:0], (self._fingerprint, self.block_size)
+        done, full = len(seq.keys), len(seq.tokens) // self.block_size
+        if done < full:
+            parent = seq.keys[-1] if done else self._root(seq).key
+            tokens = seq.tokens[done * self.block_size : full * self.block_size]
+            keys = chain_keys(self._hash_block, parent, tokens, self.block_size)
+            seq.keys = np.concatenate((seq.keys, keys)) if done else keys
+
+    def start(self, seq: Sequence, hits: Int32Array, final: int, batch: BatchBuilder) -> int:
+        """Gives the sequence a row whose table begins with the hit blocks; returns the row."""
+        row = self._rows.set_up(seq, len(hits) * self.block_size, final)
+        rows = self._rows
+        rows.caches[row] = self._caches(seq)
+        if len(hits):
+            self.pool.share(hits)
+            rows.append_blocks(row, hits)
+            batch.add_entries(row, 0, hits)
+            rows.tail_uid[row] = self.index.uids[hits[-1]]
+            rows.tail_key[row] = seq.keys[len(hits) - 1]
+        elif rows.caches[row]:
+            root = self._root(seq)
+            rows.tail_uid[row], rows.tail_key[row] = root.uid, root.key
+        return row
+
+    def coverable(self, row: int) -> int:
+        """Tokens after the scheduled ones that the row's blocks and the pool's available ones could hold."""
+        rows = self._rows
+        return (int(rows.num_blocks[row]) + self.pool.available) * self.block_size - int(rows.scheduled[row])
+
+    def cover(self, row: int, end: int, batch: BatchBuilder) -> None:
+        """Allocates what the row lacks to hold `end` tokens; the pool must have it."""
+        held = int(self._rows.num_blocks[row])
+        lacking = self.blocks_for(end) - held
+        if lacking > 0:
+            blocks = self._take(lacking)
+            self._rows.append_blocks(row, blocks)
+            batch.add_entries(row, held, blocks)
+
+    def open_blocks(self, rows: Int64Array, batch: BatchBuilder) -> None:
+        """One more block for each of these rows; the pool must have them."""
+        blocks = self._take(len(rows))
+        offsets = self._rows.append_block_each(rows, blocks)
+        batch.add_entry_each(rows, offsets, blocks)
+
+    def publish_scheduled(self, row: int, start: int, end: int, step_id: StepId) -> Int32Array:
+        """Makes the blocks findable that tokens [start, end) complete, all ids being known; returns them."""
+        rows, size = self._rows, self.block_size
+        first, last = start // size, end // size
+        blocks = rows.table[row, first:last].copy()
+        seq = rows.sequence[row]
+        if not len(blocks) or not rows.caches[row] or seq is None:
+            return blocks[:0]
+        tokens = rows.history[row, first * size : last * size].reshape(-1, size)
+        keys = seq.keys[first:last]
+        rows.tail_uid[row] = self.index.publish_chain(blocks, keys, tokens, int(rows.tail_uid[row]), step_id)
+        rows.tail_key[row] = keys[-1]
+        self.pool.cached[blocks] = True
+        return blocks
+
+    def publish_generated(self, rows: Int64Array, lengths: Int32Array, step_id: StepId) -> None:
+        """Makes the block findable that ends at token lengths[i] of row i; all its ids are known and
+        computed.
+        """
+        table, size = self._rows, self.block_size
+        blocks = table.table[rows, lengths // size - 1]
+        tokens = table.history[rows[:, None], (lengths - size)[:, None] + np.arange(size)]
+        keys = next_keys(self._hash_block, table.tail_key[rows], tokens)
+        table.tail_uid[rows] = self.index.publish_each(blocks, keys, tokens, table.tail_uid[rows], step_id)
+        table.tail_key[rows] = keys
+        self.pool.cached[blocks] = True
+
+    def release(self, row: int) -> Int32Array:
+        """Ends the row's stay and gives back its blocks, the last first; returns those that are now without
+        content.
+        """
+        blocks = self._rows.blocks_of(row)[::-1].copy()
+        self._rows.release(row)
+        self.pool.release(blocks)
+        empty: Int32Array = blocks[(self.pool.ref_count[blocks] == 0) & ~self.pool.cached[blocks]]
+        return empty
+
+    def withdraw(self, blocks: Int32Array, step_id: StepId) -> None:
+        """Takes back what this step published, unless it was evicted since; zeroed before reuse."""
+        mine = blocks[self.index.published_in[blocks] == step_id]
+        if len(mine):
+            self.index.remove(mine)
+            self.pool.forget(mine)
+            self.zero_later(mine[self.pool.ref_count[mine] == 0])
+
+    def zero_later(self, blocks: Int32Array) -> None:
+        """The next plan zeroes these free blocks."""
+        if len(blocks):
+            self._zero.append(blocks)
+
+    def take_zero_blocks(self) -> Int32Array:
+        """[n] the blocks to zero in this plan, each once."""
+        if not self._zero:
+            return np.empty(0, np.int32)
+        blocks, self._zero = np.unique(np.concatenate(self._zero)), []
+        return blocks
+
+    def _take(self, count: int) -> Int32Array:
+        blocks, evicted = self.pool.take(count)
+        self.index.remove(evicted)
+        return blocks
+
+    def _caches(self, seq: Sequence) -> bool:
+        return self._enabled and seq.request.use_prefix_cache
+
+    def _root(self, seq: Sequence) -> Root:
+        return root_of(self._seed, self._fingerprint, seq.request.namespace)

@@ -1,0 +1,89 @@
+"""Which blocks are free, evictable or active: flat arrays, a stack of free ones, an LRU queue of evictable
+ones.
+
+Owns reference counts and the order of reuse; does not know sequences, tokens or hashes (only a `cached`
+flag). Invariant: each block is in exactly one state, and ref_count is the number of table entries that name
+it.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.linked_lists import Index, LruQueue
+from scheduler_svc.core.plan import Int32Array
+from scheduler_svc.core.stats import Counters
+
+
+class BlockPool:
+    """num_blocks blocks. A fenced state joins here when transfers on a side stream exist."""
+
+    def __init__(self, num_blocks: int, counters: Counters) -> None:
+        self.num_blocks = num_blocks
+        self.ref_count: Int32Array = np.zeros(num_blocks, np.int32)
+        self.cached: npt.NDArray[np.bool_] = np.zeros(num_blocks, np.bool_)
+        self.lru = LruQueue(num_blocks)
+        self._stack: Int32Array = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
+        self.num_free = num_blocks
+        self._counters = counters
+
+    @property
+    def available(self) -> int:
+        """Blocks that `take` could hand out now: free and evictable ones."""
+        return self.num_free + self.lru.count
+
+    @property
+    def num_active(self) -> int:
+        return self.num_blocks - self.available
+
+    def free_blocks(self) -> Int32Array:
+        """[num_free] the free blocks, next to be taken last."""
+        return self._stack[: self.num_free]
+
+    def take(self, count: int) -> tuple[Int32Array, Int32Array]:
+        """Hands out blocks with ref_count 1: free ones first, then the least recently used evictable ones.
+
+        Returns (all taken [count], the evicted ones among them). The caller removes the evicted ones from the
+        index.
+        """
+        assert count <= self.available
+        fresh = min(count, self.num_free)
+        self.num_free -= fresh
+        taken = self._stack[self.num_free : self.num_free + fresh][::-1].copy()
+        evicted = taken[:0]
+        if fresh < count:
+            evicted = self.lru.oldest(count - fresh)
+            self.lru.discard(evicted)
+            self.cached[evicted] = False
+            self._counters.blocks_evicted += len(evicted)
+            taken = np.concatenate((taken, evicted))
+        self.ref_count[taken] = 1
+        self._counters.blocks_allocated += count
+        return taken, evicted
+
+    def share(self, blocks: Index) -> None:
+        """One more table entry for each of these cached blocks; an evictable one leaves the LRU queue."""
+        idle = blocks[self.ref_count[blocks] == 0]
+        self.lru.discard(idle[::-1])  # a chain lies deepest first in the queue
+        self.ref_count[blocks] += 1
+
+    def release(self, blocks: Index) -> None:
+        """One table entry less for each block (no block twice). Those nobody holds become evictable or free,
+        in order.
+        """
+        self.ref_count[blocks] -= 1
+        idle = blocks[self.ref_count[blocks] == 0]
+        self._counters.blocks_freed += len(idle)
+        kept = self.cached[idle]
+        self.lru.append(idle[kept])
+        self._push(idle[~kept])
+
+    def forget(self, blocks: Index) -> None:
+        """These blocks have no findable content any more; an evictable one becomes free."""
+        self.cached[blocks] = False
+        idle = blocks[self.ref_count[blocks] == 0]
+        self.lru.discard(idle)
+        self._push(idle)
+
+    def _push(self, blocks: Index) -> None:
+        self._stack[self.num_free : self.num_free + len(blocks)] = blocks
+        self.num_free += len(blocks)

@@ -1,0 +1,123 @@
+"""Many doubly linked lists over the numbers 0..n-1, kept in two flat arrays.
+
+Owns the links; does not know what an element or a list means. Invariant: an element is in at most one list,
+and every operation on k elements costs a few array operations, not k steps of Python.
+
+Layout of `next` and `prev`: elements 0..n-1, then the shared end mark `end` (= n), then one head per list. A
+list runs head -> first -> ... -> end; the head's `prev` is the last element (or the head itself), so
+appending is O(1) too when the list is used as a queue.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.plan import Int32Array
+
+Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+class LinkedLists:
+    """Buckets: `push` puts elements at the front of the list that each one names. All arrays are int32."""
+
+    def __init__(self, num_elements: int, num_lists: int) -> None:
+        self.end = num_elements
+        size = num_elements + 1 + num_lists
+        self.next: Int32Array = np.full(size, self.end, np.int32)
+        self.prev: Int32Array = np.full(size, self.end, np.int32)
+        self._marked = np.zeros(size, np.bool_)
+
+    def first(self, lists: npt.NDArray[np.int64]) -> Int32Array:
+        """[k] the first element of each list, `end` for an empty one."""
+        return self.next[lists + (self.end + 1)]
+
+    def walk(self, list_number: int) -> list[int]:
+        """All elements of one list, front first."""
+        found, at = [], int(self.next[self.end + 1 + list_number])
+        while at != self.end:
+            found.append(at)
+            at = int(self.next[at])
+        return found
+
+    def push(self, elements: Index, lists: npt.NDArray[np.int64]) -> None:
+        """Puts each element at the front of its list. Of several in one list the order is fixed but
+        unspecified.
+        """
+        heads = lists + (self.end + 1)
+        while len(elements):
+            old = self.next[heads]
+            self.next[heads] = elements
+            won = self.next[heads] == elements  # of several for one list, the last write stays
+            if won.all():
+                self._link(elements, heads, old)
+                return
+            self._link(elements[won], heads[won], old[won])
+            elements, heads = elements[~won], heads[~won]
+
+    def remove(self, elements: Index) -> None:
+        """Takes elements out of whatever lists they are in, in O(1) each.
+
+        Neighbours that stand next to each other in `elements` too are cut out as one run.
+        """
+        after = self.next[elements]
+        self._marked[elements] = True
+        joined = self._marked[after]
+        self._marked[elements] = False
+        if joined.any():
+            if joined[-1] or (after[:-1] != elements[1:])[joined[:-1]].any():
+                for element in elements.tolist():
+                    self._remove_one(element)
+                return
+            starts = np.concatenate(([True], ~joined[:-1]))
+            before, after = self.prev[elements[starts]], after[~joined]
+        else:
+            before = self.prev[elements]
+        self.next[before] = after
+        self.prev[after] = before
+
+    def _link(self, elements: Index, before: Index, after: Int32Array) -> None:
+        self.next[elements] = after
+        self.prev[elements] = before
+        self.prev[after] = elements  # writes to prev[end] are harmless: nobody reads it
+
+    def _remove_one(self, element: int) -> None:
+        before, after = self.prev[element], self.next[element]
+        self.next[before] = after
+        self.prev[after] = before
+
+
+class LruQueue(LinkedLists):
+    """One circular list, oldest first: the end mark is its head, `next[end]` the oldest, `prev[end]` the
+    newest.
+    """
+
+    def __init__(self, num_elements: int) -> None:
+        super().__init__(num_elements, 0)
+        self.count = 0
+
+    def append(self, elements: Index) -> None:
+        """Puts elements in, each newer than the one before."""
+        if not len(elements):
+            return
+        newest = self.prev[self.end]
+        self.prev[elements[0]] = newest
+        self.next[newest] = elements[0]
+        self.prev[elements[1:]] = elements[:-1]
+        self.next[elements[:-1]] = elements[1:]
+        self.next[elements[-1]] = self.end
+        self.prev[self.end] = elements[-1]
+        self.count += len(elements)
+
+    def discard(self, elements: Index) -> None:
+        """Takes elements out of the middle."""
+        if len(elements):
+            self.remove(elements)
+            self.count -= len(elements)
+
+    def oldest(self, count: int) -> Int32Array:
+        """[count] the oldest elements, still in the queue; there must be so many."""
+        assert count <= self.count
+        found, at = np.empty(count, np.int32), self.end
+        for i in range(count):
+            at = int(self.next[at])
+            found[i] = at
+        return found

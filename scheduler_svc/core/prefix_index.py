@@ -1,0 +1,187 @@
+"""Full blocks that can be found again by content: keys, identities and token ids in flat arrays, a bucket
+table over them.
+
+Owns which block holds which content; does not know sequences or reference counts. Invariant: a block is found
+only after its key, its token ids and its parent's identity agree, so a hash collision costs a miss and never
+a wrong hit.
+
+A *uid* names one content: two blocks have the same uid if and only if their token ids and their parents' uids
+are equal, which was verified when they were published. So comparing uids compares whole prefixes.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.block_hash import UInt64Array
+from scheduler_svc.core.linked_lists import Index, LinkedLists
+from scheduler_svc.core.plan import Int32Array, Int64Array
+from scheduler_svc.core.stats import Counters
+
+MAX_SIBLINGS = 16
+"""Children of one parent that are looked at for a match that ends inside a block."""
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+class PrefixIndex:
+    """At most num_blocks entries, one a block. Arrays: n blocks of a chain, k unrelated blocks."""
+
+    def __init__(self, num_blocks: int, block_size: int, counters: Counters) -> None:
+        self.block_size = block_size
+        self.num_entries = 0
+        self._counters = counters
+        self.tokens: Int32Array = np.zeros((num_blocks, block_size), np.int32)
+        self.keys: UInt64Array = np.zeros((num_blocks + 1, 2), np.uint64)
+        self.uids: Int64Array = np.zeros(num_blocks + 1, np.int64)  # 0: not in the index
+        self.parents: Int64Array = np.zeros(num_blocks + 1, np.int64)
+        self.published_in: Int64Array = np.zeros(num_blocks, np.int64)
+        buckets = 1 << max(num_blocks - 1, 1).bit_length()
+        self._mask = np.uint64(buckets - 1)
+        self._by_key = LinkedLists(num_blocks, buckets)
+        self._by_parent = LinkedLists(num_blocks, buckets)  # and first token
+        self._end = num_blocks
+        self._last_uid = 0
+
+    def match(self, keys: UInt64Array, tokens: Int32Array, root_uid: int) -> Int32Array:
+        """[m] the blocks that hold the longest findable prefix of a chain. keys: [n, 2]; tokens: [n,
+        block_size].
+        """
+        found = self._first_with(keys)
+        parents = np.empty(len(keys), np.int64)
+        start = 0
+        while start < len(keys):
+            parents[0] = root_uid
+            parents[1:] = self.uids[found[:-1]]
+            bad = np.flatnonzero(~self._verified(found[start:], tokens[start:], parents[start:]))
+            if not len(bad):
+                return found
+            at = start + int(bad[0])
+            found[at] = self._search(int(found[at]), keys[at], tokens[at], int(parents[at]))
+            if found[at] == self._end:
+                return found[:at]
+            start = at
+        return found
+
+    def publish_chain(
+        self, blocks: Int32Array, keys: UInt64Array, tokens: Int32Array, parent_uid: int, step_id: int
+    ) -> int:
+        """Makes n consecutive blocks of one sequence findable; returns the last one's uid."""
+        uids = np.empty(len(blocks), np.int64)
+        known = self.match(keys, tokens, parent_uid)
+        uids[: len(known)] = self.uids[known]
+        uids[len(known) :] = self._new_uids(len(blocks) - len(known))
+        parents = np.concatenate(([parent_uid], uids[:-1]))
+        self._insert(blocks, keys, tokens, uids, parents, step_id)
+        return int(uids[-1])
+
+    def publish_each(
+        self, blocks: Int32Array, keys: UInt64Array, tokens: Int32Array, parents: Int64Array, step_id: int
+    ) -> Int64Array:
+        """Makes one block of each of k sequences findable; returns their uids [k]."""
+        if len(blocks) > 1 and len(set(zip(*keys.T.tolist(), strict=True))) < len(blocks):
+            one_by_one = [
+                self.publish_chain(
+                    blocks[i : i + 1], keys[i : i + 1], tokens[i : i + 1], int(parents[i]), step_id
+                )
+                for i in range(len(blocks))
+            ]
+            return np.array(one_by_one, np.int64)
+        found = self._first_with(keys)
+        wrong = ~self._verified(found, tokens, parents) & (found != self._end)
+        for i in np.flatnonzero(wrong).tolist():
+            found[i] = self._search(int(found[i]), keys[i], tokens[i], int(parents[i]))
+        uids = self.uids[found]
+        new = found == self._end
+        uids[new] = self._new_uids(int(np.count_nonzero(new)))
+        self._insert(blocks, keys, tokens, uids, parents, step_id)
+        return uids
+
+    def remove(self, blocks: Index) -> None:
+        """These blocks are not findable any more."""
+        if len(blocks):
+            self._by_key.remove(blocks)
+            self._by_parent.remove(blocks)
+            self.uids[blocks] = 0
+            self.published_in[blocks] = 0
+            self.num_entries -= len(blocks)
+
+    def partial_match(self, tokens: Int32Array, parent_uid: int) -> int:
+        """Leading tokens, less than a block, that some block after this parent shares with these [at most
+        block_size].
+
+        Copying that block and going on in the copy would save them; today they are counted as lost to
+        alignment.
+        """
+        if not len(tokens):
+            return 0
+        bucket = self._child_buckets(np.array([parent_uid], np.int64), tokens[:1])
+        siblings: list[int] = []
+        at = int(self._by_parent.first(bucket)[0])
+        while at != self._end and len(siblings) < MAX_SIBLINGS:
+            if self.uids[at] and self.parents[at] == parent_uid:
+                siblings.append(at)
+            at = int(self._by_parent.next[at])
+        if not siblings:
+            return 0
+        differs = self.tokens[siblings, : len(tokens)] != tokens
+        shared = np.where(differs.any(1), differs.argmax(1), len(tokens))
+        return int(shared.max())
+
+    def _first_with(self, keys: UInt64Array) -> Int32Array:
+        """[k] for each key the first block of its bucket that stores it, `_end` where none does."""
+        at = self._by_key.first((keys[:, 0] & self._mask).astype(np.int64))
+        other = (self.keys[at] != keys).any(1) & (at != self._end)
+        open_ = np.flatnonzero(other)
+        while len(open_):
+            at[open_] = self._by_key.next[at[open_]]
+            here = at[open_]
+            open_ = open_[(self.keys[here] != keys[open_]).any(1) & (here != self._end)]
+        return at
+
+    def _verified(self, blocks: Int32Array, tokens: Int32Array, parents: Int64Array) -> npt.NDArray[np.bool_]:
+        """[k] True where a block was found and its tokens and its parent agree."""
+        there = blocks != self._end
+        if there.all():
+            same = (self.tokens[blocks] == tokens).all(1)
+        else:
+            same = there.copy()
+            same[there] = (self.tokens[blocks[there]] == tokens[there]).all(1)
+        verified: npt.NDArray[np.bool_] = same & (self.parents[blocks] == parents)
+        return verified
+
+    def _search(self, at: int, key: UInt64Array, tokens: Int32Array, parent: int) -> int:
+        """The first block from `at` on that stores the key and verifies, else `_end`; counts the others."""
+        while at != self._end:
+            if (self.keys[at] == key).all():
+                if self.parents[at] == parent and (self.tokens[at] == tokens).all():
+                    return at
+                self._counters.prefix_collisions += 1
+            at = int(self._by_key.next[at])
+        return at
+
+    def _insert(
+        self,
+        blocks: Int32Array,
+        keys: UInt64Array,
+        tokens: Int32Array,
+        uids: Int64Array,
+        parents: Int64Array,
+        step_id: int,
+    ) -> None:
+        self.tokens[blocks] = tokens
+        self.keys[blocks] = keys
+        self.uids[blocks] = uids
+        self.parents[blocks] = parents
+        self.published_in[blocks] = step_id
+        self._by_key.push(blocks, (keys[:, 0] & self._mask).astype(np.int64))
+        self._by_parent.push(blocks, self._child_buckets(parents, tokens[:, 0]))
+        self.num_entries += len(blocks)
+
+    def _child_buckets(self, parents: Int64Array, first_tokens: Int32Array) -> Int64Array:
+        mixed = (parents.view(np.uint64) + first_tokens.astype(np.uint64)) * _MIX
+        return ((mixed >> np.uint64(32)) & self._mask).astype(np.int64)
+
+    def _new_uids(self, count: int) -> Int64Array:
+        first = self._last_uid + 1
+        self._last_uid += count
+        return np.arange(first, first + count, dtype=np.int64)

@@ -1,0 +1,156 @@
+"""Taking in the worker's answers: tokens to their sequences, failures to those they concern.
+
+Owns what an answer means; does not know how plans are made. Invariant: a token reaches a sequence only if the
+row's stay in which it was sampled goes on, and a fault costs only the rows that it is about and those that
+read from them.
+"""
+
+import numpy as np
+
+from scheduler_svc.core.in_flight import Step, Tenure
+from scheduler_svc.core.lifecycle import Lifecycle
+from scheduler_svc.core.plan import (
+    FinishReason,
+    Int32Array,
+    Int64Array,
+    StepResult,
+    TokenEvents,
+)
+from scheduler_svc.core.session import Session
+from scheduler_svc.core.stats import Counters
+
+NO_TOKEN = "the worker's answer holds no token for the row"
+
+
+class ResultTaker:
+    """Applies answers of `lifecycle.session` in step order."""
+
+    def __init__(self, lifecycle: Lifecycle, counters: Counters) -> None:
+        self._lifecycle = lifecycle
+        self._counters = counters
+
+    def take(self, result: StepResult) -> TokenEvents:
+        """The tokens that became deliverable: none for an answer that nobody waits for, several steps' if one
+        was early.
+        """
+        session = self._lifecycle.session
+        if session is None or not session.in_flight.answer(result):
+            self._counters.odd_results += 1
+            return _no_events()
+        events = []
+        while (ready := session.in_flight.answered()) is not None:
+            step, answer = ready
+            if answer.failure is not None:
+                self._fail_step(session, step, answer.failure)
+                break
+            events.append(self._take_step(session, step, answer))
+            session.in_flight.pop()
+            session.applied = step.step_id
+        return events[0] if len(events) == 1 else _joined(events)
+
+    def _take_step(self, session: Session, step: Step, answer: StepResult) -> TokenEvents:
+        tokens = answer.token_ids
+        if answer.failed_rows or len(tokens) != len(step.sample_rows) or (len(tokens) and tokens.min() < 0):
+            tokens = self._sort_out_failures(session, step, answer)
+        rows, lens = step.sample_rows, step.sample_lens
+        going_on = session.rows.tenure[rows] == step.sample_tenures
+        if not going_on.all():
+            self._counters.overshoot_tokens += int(np.count_nonzero(~going_on & (tokens >= 0)))
+            rows, lens, tokens = rows[going_on], lens[going_on], tokens[going_on]
+        return self._deliver(session, step, rows, lens, tokens)
+
+    def _deliver(
+        self, session: Session, step: Step, rows: Int64Array, lens: Int32Array, tokens: Int32Array
+    ) -> TokenEvents:
+        """One token for each of these running rows; publishes the blocks that ended, ends what is to end."""
+        table = session.rows
+        lengths = table.append_tokens(rows, tokens)
+        full = (lens % table.block_size == 0) & (lens > table.prefix_len[rows]) & table.caches[rows]
+        if full.any():
+            session.manager.publish_generated(rows[full], lens[full], step.step_id)
+        events = TokenEvents(table.seq_id[rows], tokens, lengths - table.prompt_len[rows])
+        stopped = (table.stop_ids[rows] == tokens[:, None]).any(1)
+        if table.many_stop_ids:
+            stopped |= self._stopped_by_many(session, rows, tokens)
+        stopped &= lengths > table.min_len[rows]
+        ended = stopped | (lengths > table.last[rows])
+        self._counters.generated_tokens += len(tokens)
+        for i in np.flatnonzero(ended).tolist():
+            seq = table.sequence[rows[i]]
+            assert seq is not None
+            if stopped[i]:
+                self._lifecycle.end(seq, FinishReason.STOP, matched_token=int(tokens[i]))
+            else:
+                self._lifecycle.end(seq, FinishReason.LENGTH)
+        return events
+
+    def _stopped_by_many(self, session: Session, rows: Int64Array, tokens: Int32Array) -> np.ndarray:
+        stopped = np.zeros(len(rows), np.bool_)
+        for i in np.flatnonzero(np.isin(rows, list(session.rows.many_stop_ids))).tolist():
+            seq = session.rows.sequence[rows[i]]
+            assert seq is not None
+            stopped[i] = int(tokens[i]) in seq.request.stop_token_ids
+        return stopped
+
+    def _sort_out_failures(self, session: Session, step: Step, answer: StepResult) -> Int32Array:
+        """Ends the rows that failed or lack a token, sends back those that read from them; returns tokens
+        [S].
+        """
+        tokens = np.full(len(step.sample_rows), -1, np.int32)
+        given = answer.token_ids[: len(tokens)]
+        tokens[: len(given)] = given
+        failed: dict[Tenure, str] = {}
+        for row, reason in answer.failed_rows:
+            stay = step.tenure_of(row)
+            if stay is None:
+                self._counters.odd_rows += 1
+            else:
+                failed[stay] = reason
+        for i in np.flatnonzero(tokens < 0).tolist():
+            stay = (int(step.sample_rows[i]), int(step.sample_tenures[i]))
+            if stay not in failed:
+                self._counters.odd_rows += 1
+                failed[stay] = NO_TOKEN
+        self._counters.odd_rows += int(len(answer.token_ids) > len(tokens))
+        self._fail(session, failed)
+        return tokens
+
+    def _fail(self, session: Session, failed: dict[Tenure, str]) -> None:
+        tainted, chunks = session.in_flight.tainted_by(set(failed))
+        for step, chunk in chunks:
+            for blocks in chunk.published:
+                session.manager.withdraw(blocks, step.step_id)
+        for row, tenure in sorted(tainted):
+            seq = session.rows.sequence[row]
+            if seq is None or session.rows.tenure[row] != tenure:
+                continue  # it had ended before
+            if (row, tenure) in failed:
+                self._counters.rows_failed += 1
+                self._lifecycle.end(seq, FinishReason.ERROR, error=failed[row, tenure])
+            else:
+                self._counters.rollbacks += 1
+                self._lifecycle.requeue(seq, zero=True)
+
+    def _fail_step(self, session: Session, step: Step, reason: str) -> None:
+        """Ends the step's sequences and voids the session: the worker takes no plan until a new one."""
+        self._counters.steps_failed += 1
+        for row, tenure in zip(step.rows.tolist(), step.tenures.tolist(), strict=True):
+            seq = session.rows.sequence[row]
+            if seq is not None and session.rows.tenure[row] == tenure:
+                self._counters.rows_failed += 1
+                self._lifecycle.end(seq, FinishReason.ERROR, error=reason)
+        self._lifecycle.close_session()
+
+
+def _no_events() -> TokenEvents:
+    return TokenEvents(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+def _joined(events: list[TokenEvents]) -> TokenEvents:
+    if not events:
+        return _no_events()
+    return TokenEvents(
+        np.concatenate([event.seq_ids for event in events]),
+        np.concatenate([event.token_ids for event in events]),
+        np.concatenate([event.output_lens for event in events]),
+    )

@@ -1,0 +1,238 @@
+"""The scheduler: who runs in the next step, and what a step's answer means for whom.
+
+Owns the order of decisions; does not know the wire, the clock or the model. Invariant: the same calls give
+the same plans, and every sequence ends exactly once, in a `Finished` notice.
+
+A step is built in this order: decodes (their blocks first), prefills under way, admissions. Up to `depth`
+steps are in flight; the only thing unknown while one is are the values of the ids it samples.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from scheduler_svc.core.admission import refusal_of, refusal_of_empty
+from scheduler_svc.core.batch_builder import Chunk
+from scheduler_svc.core.block_hash import HashFunction, xxh3_128
+from scheduler_svc.core.in_flight import Step
+from scheduler_svc.core.inspection import blocks_of, pool_map_of, stats_of, view_of
+from scheduler_svc.core.lifecycle import Lifecycle
+from scheduler_svc.core.plan import (
+    Capacity,
+    FinishReason,
+    Int64Array,
+    NewRequest,
+    Notices,
+    Refusal,
+    RefusalReason,
+    SchedulerConfig,
+    SeqId,
+    StepId,
+    StepPlan,
+    StepResult,
+    TokenEvents,
+)
+from scheduler_svc.core.preemption import choose_victim
+from scheduler_svc.core.prefill import PrefillPass
+from scheduler_svc.core.results import ResultTaker
+from scheduler_svc.core.sequence import Sequence, SequenceView
+from scheduler_svc.core.session import Session, open_session
+from scheduler_svc.core.stats import Counters, PoolMap, PoolStats
+
+
+class Scheduler:
+    """The core. hash_block: the hash of the prefix index, an argument for tests.
+
+    Times (`now`) are seconds on the caller's clock. Raises ValueError for a config that cannot run.
+    """
+
+    def __init__(self, config: SchedulerConfig, hash_block: HashFunction = xxh3_128) -> None:
+        if min(config.max_num_seqs, config.max_num_batched_tokens) < 1 or config.depth not in (1, 2):
+            raise ValueError(
+                f"max_num_seqs and max_num_batched_tokens must be positive, depth 1 or 2: {config}"
+            )
+        self._config = config
+        self._hash_block = hash_block
+        self._counters = Counters()
+        self._lifecycle = Lifecycle()
+        self._results = ResultTaker(self._lifecycle, self._counters)
+        self._last_step = 0
+
+    # What the shell tells
+
+    def worker_ready(self, capacity: Capacity) -> None:
+        """A session with an empty pool and no rows begins. Requests that can never run on it end at once."""
+        self.worker_lost()
+        session = open_session(capacity, self._config, self._counters, self._hash_block, self._last_step)
+        self._lifecycle.session = session
+        for seq in self._lifecycle.waiting.sequences():
+            refusal = refusal_of(seq.request, capacity)
+            if refusal is not None:
+                outgrown = refusal.reason is RefusalReason.EXCEEDS_KV_POOL
+                reason = FinishReason.KV_POOL if outgrown else FinishReason.ERROR
+                self._lifecycle.end(seq, reason, error=refusal.message)
+            else:
+                self._end_if_outgrown(session, seq)
+
+    def worker_lost(self) -> None:
+        """Back to the last answer taken in: nothing is computed, nothing in flight, everybody waits."""
+        if self._lifecycle.session is not None:
+            self._counters.worker_losses += 1
+            self._lifecycle.close_session()
+
+    def add(self, request: NewRequest, now: float) -> Refusal | None:
+        """Queues a request, or says why it can never run. Raises ValueError if its id is live."""
+        session = self._lifecycle.session
+        refusal = refusal_of_empty(request)
+        if refusal is None and session is not None:
+            refusal = refusal_of(request, session.capacity)
+        if refusal is not None:
+            return refusal
+        seq = self._lifecycle.add(request, now)
+        if session is not None:
+            session.manager.hash_blocks(seq)
+        return None
+
+    def abort(self, seq_id: SeqId, now: float) -> bool:
+        """Ends a sequence, whatever it is doing; nothing of it is delivered any more. False if it was not
+        live.
+        """
+        seq = self._lifecycle.live.get(seq_id)
+        if seq is None:
+            return False
+        self._lifecycle.end(seq, FinishReason.ABORTED)
+        return True
+
+    def stop(self, seq_id: SeqId, output_len: int, reason: FinishReason, now: float) -> bool:
+        """Ends a sequence as if it had ended with `output_len` tokens. False if it was not live."""
+        seq = self._lifecycle.live.get(seq_id)
+        if seq is None:
+            return False
+        self._counters.overshoot_tokens += max(0, self._lifecycle.output_len(seq) - output_len)
+        self._lifecycle.end(seq, reason, output_len=output_len)
+        return True
+
+    def apply(self, result: StepResult, now: float) -> TokenEvents:
+        """Takes in one answer. Odd answers are counted and cost at most the rows they are about."""
+        return self._results.take(result)
+
+    def take_notices(self) -> Notices:
+        """Who was admitted and who ended since the last call."""
+        return self._lifecycle.take_notices()
+
+    # The next step
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, or None: no worker, `depth` steps in flight, nothing to do, or a need to wait for an
+        answer.
+        """
+        session = self._lifecycle.session
+        if session is None or len(session.in_flight) >= self._config.depth:
+            return None
+        admit = True
+        while True:
+            decodes = session.rows.decodes()
+            openers = decodes[session.rows.scheduled[decodes] % session.rows.block_size == 0]
+            if len(openers) <= session.manager.pool.available:
+                plan = self._plan(session, decodes, openers, admit)
+                if plan is not None or not session.rows.prefilling:
+                    return plan
+            if len(session.in_flight):
+                return None  # a stop in it may free what is missing
+            self._free_blocks(session)
+            admit = False
+
+    def _plan(
+        self, session: Session, decodes: Int64Array, openers: Int64Array, admit: bool
+    ) -> StepPlan | None:
+        step_id = StepId(self._last_step + 1)
+        if len(openers):
+            session.manager.open_blocks(openers, session.batch)
+        chunks: list[Chunk] = []
+        if session.rows.prefilling or (admit and len(self._lifecycle.waiting)):
+            chunks = self._prefill(session, step_id, session.budget - len(decodes), admit)
+        if not len(decodes) and not chunks:
+            return None
+        self._last_step = step_id
+        plan = session.batch.build(step_id, decodes, chunks, session.manager.take_zero_blocks())
+        self._advance_decodes(session, decodes)
+        self._remember(session, plan, chunks)
+        self._count(decodes, chunks)
+        return plan
+
+    def _prefill(self, session: Session, step_id: StepId, budget: int, admit: bool) -> list[Chunk]:
+        work = PrefillPass(
+            self._config, session.capacity, session.rows, session.manager, session.batch,
+            self._lifecycle.waiting, self._counters, step_id, session.applied,
+        )  # fmt: skip
+        work.run(budget, admit)
+        self._lifecycle.note_admitted(work.admitted)
+        return list(work.chunks.values())
+
+    def _advance_decodes(self, session: Session, decodes: Int64Array) -> None:
+        rows = session.rows
+        scheduled = rows.scheduled[decodes] + np.int32(1)
+        rows.scheduled[decodes] = scheduled
+        rows.target[decodes] = np.minimum(scheduled + np.int32(1), rows.last[decodes])
+
+    def _remember(self, session: Session, plan: StepPlan, chunks: list[Chunk]) -> None:
+        tenures = session.rows.tenure[plan.rows]
+        if chunks:
+            samples = plan.sample_rows.astype(np.int64)
+            lens = plan.positions[plan.sample_positions] + np.int32(1)
+            step = Step(plan.step_id, plan.rows, tenures, samples, session.rows.tenure[samples], lens, chunks)
+        else:
+            rows = plan.rows.astype(np.int64)
+            step = Step(plan.step_id, plan.rows, tenures, rows, tenures, plan.context_lens, chunks)
+        session.in_flight.push(step)
+
+    def _count(self, decodes: Int64Array, chunks: list[Chunk]) -> None:
+        if not chunks:
+            self._counters.steps_decode += 1
+        elif len(decodes):
+            self._counters.steps_mixed += 1
+        else:
+            self._counters.steps_prefill += 1
+
+    def _free_blocks(self, session: Session) -> None:
+        """Nothing is in flight and blocks are missing: the worst-placed sequence gives way."""
+        victim = choose_victim(session.rows.running())
+        if session.rows.count == 1:
+            self._lifecycle.end(victim, FinishReason.KV_POOL)
+            return
+        victim.preemptions += 1
+        self._counters.preemptions += 1
+        self._counters.preempted_tokens += int(session.rows.scheduled[victim.row])
+        self._lifecycle.requeue(victim)
+        self._end_if_outgrown(session, victim)
+
+    def _end_if_outgrown(self, session: Session, seq: Sequence) -> None:
+        """A waiting sequence whose present context is larger than the pool can never come back."""
+        if session.manager.blocks_for(len(seq.tokens)) > session.capacity.num_blocks:
+            self._lifecycle.end(seq, FinishReason.KV_POOL)
+
+    # Inspection
+
+    @property
+    def num_in_flight(self) -> int:
+        session = self._lifecycle.session
+        return 0 if session is None else len(session.in_flight)
+
+    def has_work(self) -> bool:
+        """Whether any sequence is live or any step in flight."""
+        return bool(self._lifecycle.live) or self.num_in_flight > 0
+
+    def stats(self) -> PoolStats:
+        return stats_of(self._lifecycle, self._counters)
+
+    def pool_map(self) -> PoolMap:
+        return pool_map_of(self._lifecycle.session)
+
+    def sequence_blocks(self, seq_id: SeqId) -> list[tuple[int, int, int, str]]:
+        """(block, ref_count, fill, hash prefix) of each table entry; empty if it holds no row."""
+        seq, session = self._lifecycle.live.get(seq_id), self._lifecycle.session
+        return blocks_of(session, seq) if seq is not None and session is not None and seq.row >= 0 else []
+
+    def sequences(self) -> Iterator[SequenceView]:
+        """All live sequences in order of arrival."""
+        return (view_of(self._lifecycle, seq) for seq in list(self._lifecycle.live.values()))

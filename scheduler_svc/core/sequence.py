@@ -1,0 +1,79 @@
+"""One request while it lives, and what may be seen of it from outside.
+
+Owns what a request is and how far it has come while it holds no row; does not know blocks or rows' arrays.
+Invariant: `tokens` is the whole context whenever the sequence has no row; while it has one, the row's history
+is.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from scheduler_svc.core.block_hash import UInt64Array
+from scheduler_svc.core.plan import Int32Array, NewRequest, SeqId
+
+NO_ROW = -1
+
+
+class SeqState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+def _no_keys() -> UInt64Array:
+    return np.empty((0, 2), np.uint64)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A live request. arrival: its number in order of `add`; arrived_at: seconds on the caller's clock.
+
+    keys: [n, 2] of the full blocks of `tokens`, hashed once; keys_of: the (fingerprint, block_size) they are
+    for.
+    """
+
+    request: NewRequest
+    arrival: int
+    arrived_at: float
+    tokens: Int32Array
+    state: SeqState = SeqState.WAITING
+    row: int = NO_ROW
+    keys: UInt64Array = field(default_factory=_no_keys)
+    keys_of: tuple[str, int] = ("", 0)
+    admissions: int = 0
+    preemptions: int = 0
+    cached_prompt_tokens: int = 0
+
+    @property
+    def seq_id(self) -> SeqId:
+        return self.request.seq_id
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Smaller is served first and preempted last."""
+        return (self.request.priority, self.arrival)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """A sequence as an inspector sees it. computed: tokens in the KV pool or on their way there. arrival:
+    seconds.
+    """
+
+    seq_id: SeqId
+    state: SeqState
+    prompt_len: int
+    cached: int
+    computed: int
+    output_len: int
+    num_blocks: int
+    preemptions: int
+    priority: int
+    arrival: float
