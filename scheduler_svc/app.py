@@ -19,6 +19,7 @@ from scheduler_svc.config import Settings
 from scheduler_svc.core.plan import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.exposition import MetricsEndpoint
 from scheduler_svc.inference import InferenceService
 from scheduler_svc.inspect import KvCacheService
 from scheduler_svc.intake import Intake
@@ -40,14 +41,18 @@ def run(settings: Settings) -> int:
     octavo_logging.configure(SERVICE, settings.log_level)
     try:
         text = load_text_model(settings.model)
-        return uvloop.run(App(settings, text).serve())
+        return uvloop.run(_serve(settings, text))
     except (OctavoError, OSError, RuntimeError) as error:
         _log.critical("cannot serve: %s", error)
         return 1
 
 
+async def _serve(settings: Settings, text: TextModel) -> int:
+    return await App(settings, text).serve()
+
+
 class App:
-    """All parts of one process."""
+    """All parts of one process; made inside the running loop, which gRPC binds to."""
 
     def __init__(self, settings: Settings, text: TextModel) -> None:
         self._settings = settings
@@ -73,6 +78,7 @@ class App:
             receive_bound(settings.max_prompt_bytes, settings.max_prompt_tokens),
             settings.max_concurrent_streams,
         )
+        self._endpoint = MetricsEndpoint(self._engine, self._metrics)
         self._link = WorkerClient(link_settings(settings), self._engine, _clock)
         self._engine.on_reset(self._link.reset)
 
@@ -83,7 +89,8 @@ class App:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, stop.set)
         address = await self._server.start(self._settings.listen)
-        octavo_logging.announce_serving(SERVICE, address, self._settings.metrics_port)
+        metrics_port = self._endpoint.start(self._settings.metrics_host, self._settings.metrics_port, loop)
+        octavo_logging.announce_serving(SERVICE, address, metrics_port)
         parts = [
             loop.create_task(self._engine.run(), name="engine"),
             loop.create_task(self._link.run(), name="worker link"),
@@ -100,6 +107,7 @@ class App:
             await self._drain(parts)
             return 0
         finally:
+            await asyncio.to_thread(self._endpoint.stop)
             await self._server.stop()
             for task in (*parts, stopping):
                 task.cancel()

@@ -14,15 +14,16 @@ from octavo.errors import NotFound, Unimplemented
 from octavo.logging import epoch_text
 from octavo.v1 import kv_cache_pb2, kv_cache_pb2_grpc
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import SeqState
 from scheduler_svc.engine import Engine
 from scheduler_svc.limits import Limits, check_sequence_blocks
 
 Context = grpc.aio.ServicerContext[Any, Any]
 DEVICE_TIER = "device"
 _STATES = {
-    "waiting": kv_cache_pb2.REQUEST_STATE_WAITING,
-    "running": kv_cache_pb2.REQUEST_STATE_RUNNING,
-    "preempted": kv_cache_pb2.REQUEST_STATE_PREEMPTED,
+    SeqState.WAITING: kv_cache_pb2.REQUEST_STATE_WAITING,
+    SeqState.RUNNING: kv_cache_pb2.REQUEST_STATE_RUNNING,
+    SeqState.PREEMPTED: kv_cache_pb2.REQUEST_STATE_PREEMPTED,
 }
 
 

@@ -126,6 +126,7 @@ class Intake:
             seq_id=SeqId(next(self._seq_ids)),
             prompt=prompt,
             max_tokens=checked.max_tokens,
+            min_tokens=checked.min_tokens,
             stop_token_ids=checked.stop_token_ids | eos,
             sampling=SamplingParams(
                 temperature=checked.temperature,
