@@ -21,7 +21,7 @@ from typing import IO
 
 from octavo_client.supervisor.events import Line, News, Serving, Started
 
-_LAUNCH = str(Path(__file__).with_name("launch.py"))
+LAUNCH = str(Path(__file__).with_name("launch.py"))
 _POLL_SECONDS = 0.05
 _DRAIN_SECONDS = 1.0
 
@@ -88,7 +88,7 @@ class Child:
         self._signal_group(signal.SIGKILL)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), *self._spec.command]
+        command = [sys.executable, "-I", "-S", LAUNCH, str(os.getpid()), *self._spec.command]
         self._started = time.monotonic()
         self._process = subprocess.Popen(
             command,
