@@ -105,7 +105,7 @@ def _queue_timeout(request: pb.GenerateRequest, limits: Limits) -> float | None:
     whole("queue_timeout.nanos", duration.nanos, 0, 999_999_999)
     seconds: float = duration.seconds + duration.nanos / 1e9
     if not 0 < seconds <= limit:
-        raise refuse("queue_timeout", f"{seconds:g} s is out of (0, {limit}]")
+        raise refuse("queue_timeout", f"{seconds} s is out of (0, {limit}]")
     return seconds
 
 

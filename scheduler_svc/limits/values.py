@@ -100,3 +100,7 @@ class CheckedRequest:
     cache_salt: str
     use_prefix_cache: bool
     queue_timeout: float | None
+
+    def ending_ids(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
+        """The ids that end a sequence: ignore_eos silences the model's own, never those of the request."""
+        return self.stop_token_ids if self.ignore_eos else self.stop_token_ids | eos_token_ids

@@ -62,7 +62,7 @@ def tokenised(draw: st.DrawFn) -> tuple[str, list[bytes]]:
 
 
 @given(case=tokenised(), stops=STOPS, include=st.booleans())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_a16_stream_is_unary_is_plain_search(
     case: tuple[str, list[bytes]], stops: tuple[str, ...], include: bool
 ) -> None:
@@ -82,7 +82,7 @@ def test_a16_stream_is_unary_is_plain_search(
 
 
 @given(case=tokenised(), stops=STOPS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a16_what_is_held_back_could_still_match_and_nothing_more(
     case: tuple[str, list[bytes]], stops: tuple[str, ...]
 ) -> None:
