@@ -113,21 +113,20 @@ class Intake:
             checked.stop,
             checked.include_stop,
             checked.skip_special_tokens,
+            min_tokens=checked.min_tokens,
             continues=not isinstance(checked.prompt, ChatPrompt),
         )
 
     def _new_request(self, checked: CheckedRequest, prompt: npt.NDArray[np.int32]) -> NewRequest:
         worker = self._engine.worker
         assert worker is not None
-        eos = (
-            frozenset() if checked.ignore_eos else self._text.eos_token_ids | frozenset(worker.eos_token_ids)
-        )
+        eos = self._text.eos_token_ids | frozenset(worker.eos_token_ids)
         return NewRequest(
             seq_id=SeqId(next(self._seq_ids)),
             prompt=prompt,
             max_tokens=checked.max_tokens,
             min_tokens=checked.min_tokens,
-            stop_token_ids=checked.stop_token_ids | eos,
+            stop_token_ids=checked.ending_ids(eos),
             sampling=SamplingParams(
                 temperature=checked.temperature,
                 top_p=checked.top_p,
