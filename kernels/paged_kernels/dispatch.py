@@ -89,6 +89,8 @@ def _triton_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
         return None
     if device.type != "cuda":
         return f"it needs a CUDA device, not {device.type} (or TRITON_INTERPRET=1, for tests)"
+    if not torch.cuda.is_available():
+        return "PyTorch sees no CUDA device"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"it needs compute capability 8.0, {torch.cuda.get_device_name(device)} has less"
     return None

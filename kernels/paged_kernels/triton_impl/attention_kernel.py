@@ -4,8 +4,8 @@
 Owns the arithmetic on the device: online softmax over tiles of keys (FlashAttention, arXiv 2205.14135), keys
 and values found through block tables (PagedAttention, arXiv 2309.06180), long contexts cut in splits that are
 joined afterwards (Flash-Decoding, Dao, Haziza, Massa, Sizov 2023). Knows nothing of launch shapes, which
-paged_attention.py chooses. Invariant: a slot at or past the end of a row's context is never loaded, so whatever
-it holds cannot reach a result.
+paged_attention.py chooses. Invariant: a slot at or past the end of a row's context is never loaded, so
+whatever it holds cannot reach a result.
 """
 
 import triton

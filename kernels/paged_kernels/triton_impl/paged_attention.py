@@ -69,6 +69,12 @@ def _units(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@lru_cache(maxsize=16)
+def _unused(device: torch.device) -> Tensor:
+    """In place of partial results where nothing is split: of their dtype, so the same compiled kernel."""
+    return torch.empty(1, dtype=torch.float32, device=device)
+
+
 @lru_cache(maxsize=64)
 def division_magic(divisor: int) -> tuple[int, int]:
     """(m, s) with n // divisor == n * m >> s for 0 <= n < 2^31, and n * m < 2^63.
@@ -99,11 +105,13 @@ def paged_attention(
     max_context_len: int,
     out: Tensor | None = None,
     tiles: Tiles | None = None,
+    splits: int | None = None,
 ) -> Tensor:
     """Causal attention of rows of any length over their blocks; arguments as in torch_impl.paged_attention.
 
-    max_query_len and max_context_len must bound the rows: longer ones are attended wrongly. tiles overrides
-    the chosen kernel shapes (for measurements). Raises contracts.ArgumentError. Method: see attention_kernel.
+    max_query_len and max_context_len must bound the rows: longer ones are attended wrongly. tiles and
+    splits override the chosen launch shapes, for measurements. Raises contracts.ArgumentError. Method: see
+    attention_kernel.
     """
     contracts.check_paged_attention(
         query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, max_query_len, max_context_len, out
@@ -114,9 +122,8 @@ def paged_attention(
     if rows == 0 or query.shape[0] == 0:
         return out
     tiles = tiles or choose_tiles(query.dtype, query.shape[2], group)
-    call = _Call(
-        query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale, max_context_len, out
-    )
+    args = (query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale, max_context_len, out)
+    call = _Call(*args, splits=splits)
     short_len = tiles.short.block_m // group
     if rows > 1 or max_query_len <= short_len:
         call.launch(tiles.short, rows, 1, short_len, one_tile=True)
@@ -139,15 +146,17 @@ class _Call:
     scale: float
     max_context_len: int
     out: Tensor
+    splits: int | None
 
     def launch(self, tile: Tile, count: int, min_len: int, max_len: int, one_tile: bool) -> None:
         """Attend the rows of min_len..max_len queries with count tiles, then join what was split."""
         query, pool, out = self.query, self.k_pool, self.out
         kv_heads, head_dim = pool.shape[2:]
         group = query.shape[1] // kv_heads
-        splits = choose_splits(count * kv_heads, self.max_context_len, _units(query.device))
+        units = _units(query.device)
+        splits = self.splits or choose_splits(count * kv_heads, self.max_context_len, units)
         min_split_tiles = max(1, _MIN_SPLIT_TOKENS // tile.block_n)
-        partial = partial_lse = out
+        partial = partial_lse = _unused(query.device)
         if splits > 1:
             lines = count * kv_heads * splits * tile.block_m
             partial = query.new_empty((lines, head_dim), dtype=torch.float32)

@@ -1,0 +1,1 @@
+"""Each kernel against a naive reference, which knows no block."""
