@@ -138,5 +138,6 @@ def _refusal(answer: Mapping[str, str]) -> OctavoError:
         return Internal(message)
     if kind == "broken":
         return FailedPrecondition(message, reason="BAD_CHAT_TEMPLATE", field="chat")
-    reason = "CHAT_TEMPLATE_LIMIT" if kind == "limit" else "CHAT_TEMPLATE_REFUSED"
-    return InvalidArgument(message, reason=reason, field="chat")
+    if kind == "limit":
+        return InvalidArgument(message, reason="CHAT_TEMPLATE_LIMIT", field="chat")
+    return InvalidArgument(message, reason="CHAT_TEMPLATE_REFUSED", field="chat")
