@@ -34,8 +34,7 @@ _NOTHING = Emitted("")
 class TextEmitter:
     """Not thread-safe; one a sequence. `stopped` keeps the match.
 
-    The search for stop strings begins with token number min_tokens: what earlier tokens spell out is neither
-    searched nor held.
+    The search for stop strings begins once min_tokens are out: what those spell out is neither searched nor held.
     """
 
     __slots__ = ("_consumed", "_detokenizer", "_min_tokens", "_scanner", "stopped")
@@ -65,7 +64,7 @@ class TextEmitter:
         for token_id in token_ids:
             self._consumed += 1
             if text := self._detokenizer.push((token_id,)):
-                out.append(self._scan(scanner, text) if self._consumed >= self._min_tokens else text)
+                out.append(self._scan(scanner, text) if self._consumed > self._min_tokens else text)
             if self.stopped is not None:
                 break
         return Emitted("".join(out), self.stopped)
@@ -78,7 +77,7 @@ class TextEmitter:
         if self.stopped is not None:
             return ""
         left = self._detokenizer.finish()
-        if self._scanner is None or self._consumed < self._min_tokens:
+        if self._scanner is None or self._consumed <= self._min_tokens:
             return left
         text = self._scan(self._scanner, left) if left else ""
         return text + (self._scanner.finish() if self.stopped is None else "")

@@ -75,7 +75,7 @@ class TextModel:
         min_tokens: int = 0,
         continues: bool = False,
     ) -> TextEmitter:
-        """The text side of a new sequence. stop: non-empty strings, searched from token number min_tokens on.
+        """The text side of a new sequence. stop: non-empty strings, searched for once min_tokens are out.
 
         continues: the text goes on from a prompt, so a sentencepiece-like tokenizer keeps the space of its
         first word (no difference for byte-level tokenizers). False for chat, whose answer is a text of its

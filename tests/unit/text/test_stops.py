@@ -154,9 +154,9 @@ def test_a16_after_a_match_late_tokens_add_nothing() -> None:
     assert emitter.stopped == StopMatch("stop", 2)
 
 
-def test_a16_a_stop_is_looked_for_from_min_tokens_on() -> None:
+def test_a16_a_stop_is_looked_for_once_min_tokens_are_out() -> None:
     chunks = [b"END", b" EN", b"D", b" END", b" x"]
-    pieces, match = streamed(emitter_over(chunks, ("END",), min_tokens=4), len(chunks))
+    pieces, match = streamed(emitter_over(chunks, ("END",), min_tokens=3), len(chunks))
     assert "".join(pieces) == "END END "
     assert match == StopMatch("END", 4)
 
