@@ -36,6 +36,7 @@ SHARED_QUESTIONS = (
 )
 _SAMPLE_SECONDS = 0.02
 _POLL_SECONDS = 0.1
+_GRAVE = ("error", "critical")
 
 
 async def run_demo(options: stack.StackOptions, view: DemoView, max_tokens: int, patience: float) -> Account:
@@ -63,8 +64,10 @@ def _listener(view: DemoView, serving: asyncio.Future[str]) -> Callable[[News], 
     def listen(news: News) -> None:
         if isinstance(news, Serving) and news.name == "scheduler" and not serving.done():
             serving.set_result(news.listen)
-        if isinstance(news, Line) and parse(news.text).level in ("warning", "error", "critical"):
+        if isinstance(news, Line) and parse(news.text).level in _GRAVE:
             view.trouble(news.name, readable(news.text))
+        elif isinstance(news, Line) and news.name == "worker":
+            view.worker_says(readable(news.text))
         view.process_news(news)
 
     return listen

@@ -30,6 +30,7 @@ class DemoView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._worker_said = ""
         self._status: Status | None = console.status("starting") if console.is_terminal else None
         if self._status is not None:
             self._status.start()
@@ -47,9 +48,12 @@ class DemoView:
     def trouble(self, name: str, message: str) -> None:
         self._console.print(Text(f"{name:<9} {safe(message)}", style="yellow"))
 
+    def worker_says(self, message: str) -> None:
+        self._worker_said = safe(message)
+
     def waiting(self, missing: str) -> None:
         if self._status is not None:
-            self._status.update(f"waiting: {missing}")
+            self._status.update(Text(f"waiting: {missing}  {self._worker_said}"))
 
     def ready(self, info: ModelInfo, stats: PoolStats, seconds: float) -> None:
         self.close()
@@ -158,7 +162,7 @@ def _facts(account: Account) -> list[tuple[str, str]]:
         ("prefix-hit tokens", f"{hits} of {looked} prompt tokens looked up; {computed} computed"),
         (
             "kept for later",
-            f"{after.evictable_blocks} evictable blocks still hold text that a new prompt may share",
+            f"{after.evictable_blocks} evictable blocks hold text for prompts to come",
         ),
         ("one stream", f"{account.first.decode_rate:.1f} tokens per second"),
         (

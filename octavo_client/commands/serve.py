@@ -114,7 +114,12 @@ async def _serve(arguments: argparse.Namespace, options: stack.StackOptions, soc
     board = _Board(stdout_console(), options, raw=arguments.log_format == "json")
     policy = RestartPolicy(max_quick_deaths=arguments.max_restarts)
     supervisor = Supervisor(stack.child_specs(options, socket), board.take, policy, arguments.grace)
-    on_signals(supervisor.stop)
+
+    def stop() -> None:
+        board.stopping(again=supervisor.stopping)
+        supervisor.stop()
+
+    on_signals(stop)
     watch = asyncio.create_task(board.watch())
     try:
         good = await supervisor.run()
@@ -143,6 +148,7 @@ class _Board:
         self._raw = raw
         self._serving: dict[str, Serving] = {}
         self._known = asyncio.Event()
+        self._ending = False
         self._status = console.status("starting") if console.is_terminal and not raw else None
         if self._status is not None:
             self._status.start()
@@ -157,7 +163,22 @@ class _Board:
             return
         self._console.print(news_text(news))
 
+    def stopping(self, again: bool) -> None:
+        """Says that the end has begun; from now on nothing is said about health."""
+        self._ending = True
+        self._stop_spinner()
+        if not self._raw:
+            words = (
+                "ending at once"
+                if again
+                else "stopping: running requests may finish; Ctrl-C again ends at once"
+            )
+            self._console.print(Text(f"octavo    {words}", style="yellow"))
+
     def close(self) -> None:
+        self._stop_spinner()
+
+    def _stop_spinner(self) -> None:
         if self._status is not None:
             self._status.stop()
 
@@ -171,6 +192,8 @@ class _Board:
         async with AsyncClient(self._serving["scheduler"].listen, timeout=2.0) as client:
             while True:
                 missing = await client.readiness()
+                if self._ending:
+                    return
                 if (missing == "") != ready:
                     ready, waited, since = missing == "", loop.time() - since, loop.time()
                     await self._say(client, ready, waited, first)
