@@ -156,8 +156,7 @@ GPU_BLOCK_SIZES = (1, 2, 7, 16, 17, 32, 64, 100, 128, 256, 1000, 4096)
 def gpu_cases(count: int, seed: int) -> list[tuple[Shape, torch.dtype, int]]:
     """Drawn (shape, dtype, seed of the batch) for parity on a device: few compiled kernels, many launches.
 
-    About one in five is a single long row, whose context is split; one in ten has a head_dim that is no multiple
-    of 16.
+    About one in five is a single long row, whose context is split; one in ten has an odd head_dim.
     """
     rng, cases = random.Random(seed), []
     for number in range(count):
