@@ -34,7 +34,7 @@ _NOTHING = Emitted("")
 class TextEmitter:
     """Not thread-safe; one a sequence. `stopped` keeps the match.
 
-    The search for stop strings begins once min_tokens are out: what those spell out is neither searched nor held.
+    The search for stop strings begins once min_tokens are out: what those spell is neither searched nor held.
     """
 
     __slots__ = ("_consumed", "_detokenizer", "_min_tokens", "_scanner", "stopped")
