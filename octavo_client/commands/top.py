@@ -7,6 +7,7 @@ for, not an end.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 
 from rich.console import Console, RenderableType
@@ -47,10 +48,16 @@ def run(arguments: argparse.Namespace) -> int:
             console.print(watcher.picture(console))
             return 0
         watcher.read()
-        with Live(console=console, screen=console.is_terminal, auto_refresh=False, transient=True) as live:
-            while True:
-                live.update(_picture_or_reason(watcher, console), refresh=True)
-                time.sleep(arguments.interval)
+        with contextlib.suppress(KeyboardInterrupt):
+            _live(watcher, console, arguments.interval)
+        return 0
+
+
+def _live(watcher: Watcher, console: Console, interval: float) -> None:
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False, transient=True) as live:
+        while True:
+            live.update(_picture_or_reason(watcher, console), refresh=True)
+            time.sleep(interval)
 
 
 def _picture_or_reason(watcher: Watcher, console: Console) -> RenderableType:

@@ -1,0 +1,18 @@
+"""One served tiny model for all tests of commands."""
+
+from pathlib import Path
+
+import pytest
+
+from octavo_client import Client
+from tests.e2e.processes import Processes
+
+
+@pytest.fixture(scope="module")
+def server(shared_processes: Processes, tiny_llama: Path) -> str:
+    """The address of a scheduler with a worker of 128 blocks of 4 tokens."""
+    flags = ["--block-size", "4", "--num-blocks", "128", "--max-model-len", "256"]
+    process = shared_processes.serve(tiny_llama, *flags)
+    with Client(process.address) as client:
+        client.wait_ready(60)
+    return process.address

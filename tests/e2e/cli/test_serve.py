@@ -1,0 +1,116 @@
+"""octavo serve and octavo demo: two real processes, and none left behind."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo_client import Client
+from tests.e2e.cli.run import Background, octavo
+from tests.e2e.processes import children_of
+
+PORTS = ("--port", "0", "--metrics-port", "0", "--worker-metrics-port", "0", "--num-blocks", "64")
+
+
+@pytest.fixture
+def served(tiny_llama: Path, tmp_path: Path) -> Iterator[Background]:
+    job = Background(tmp_path, "serve", "--model", str(tiny_llama), "--device", "cpu", *PORTS)
+    yield job
+    job.close()
+
+
+def address_in(said: str) -> str:
+    line = next(line for line in said.splitlines() if line.startswith("scheduler serving on"))
+    return line.split()[3]
+
+
+def test_serve_says_how_to_talk_to_it_and_ends_cleanly(served: Background) -> None:
+    said = served.wait_for("Ctrl-C")
+    address = address_in(said)
+    for line in (f"octavo chat --server {address}", "grpcurl -plaintext -d", "buf curl", "/metrics"):
+        assert line in said
+    with Client(address) as client:
+        assert client.generate("hello", max_tokens=4, ignore_eos=True).usage.completion_tokens == 4
+    children = children_of(served.process.pid, "-m")
+    assert len(children) == 2
+    assert served.end(signal.SIGINT) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert served.err.read_text() == ""
+
+
+def test_serve_waits_for_running_requests_at_sigterm(served: Background) -> None:
+    address = address_in(served.wait_for("Ctrl-C"))
+    with Client(address) as client, client.stream("hello", max_tokens=100, ignore_eos=True) as stream:
+        next(stream)
+        served.process.send_signal(signal.SIGTERM)
+        events = list(stream)
+    assert sum(len(getattr(event, "token_ids", ())) for event in events) == 100
+    assert served.process.wait(60) == 0
+
+
+def test_serve_says_why_a_worker_cannot_start(tiny_llama: Path) -> None:
+    done = octavo("serve", "--model", str(tiny_llama), *PORTS, "--worker-arg=--block-size", "--worker-arg=0")
+    assert done.code == 1
+    assert done.err.startswith("octavo: the worker ended with exit code ")
+    assert "block_size" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_serve_says_that_its_port_is_taken(served: Background, tiny_llama: Path) -> None:
+    port = address_in(served.wait_for("Ctrl-C")).rpartition(":")[2]
+    done = octavo("serve", "--model", str(tiny_llama), *PORTS, "--port", port)
+    assert done.code == 1
+    assert "octavo: the scheduler ended" in done.err
+    assert port in done.err
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_a_missing_model_is_one_line_that_says_what_to_do(command: str) -> None:
+    done = octavo(command, "--model", "/nowhere/model")
+    assert done.code == 1
+    assert done.err.startswith("octavo: model /nowhere/model does not exist; ")
+    assert "gpu_worker.models.prepare" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_the_demo_tells_its_story_and_leaves_no_process(tiny_llama: Path, tmp_path: Path) -> None:
+    job = Background(tmp_path, "demo", "--model", str(tiny_llama), "--max-tokens", "12")
+    try:
+        job.wait_for("ready after")
+        children = children_of(job.process.pid, "-m")
+        assert job.process.wait(60) == 0, job.err.read_text()
+    finally:
+        job.close()
+    said = job.out.read_text()
+    for words in (
+        "> What is the capital",
+        "blocks used",
+        "blocks shared",
+        "prefix-hit tokens",
+        "tokens per second",
+    ):
+        assert words in said
+    assert "\x1b" not in said
+    assert len(children) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_the_demo_interrupted_leaves_no_process(tiny_llama: Path, tmp_path: Path) -> None:
+    job = Background(tmp_path, "demo", "--model", str(tiny_llama))
+    try:
+        job.wait_for("scheduler serving")
+        children = children_of(job.process.pid, "-m")
+        assert job.end(signal.SIGINT) == 130
+    finally:
+        job.close()
+    assert "interrupted" in job.err.read_text()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_the_demo_says_in_one_line_what_failed(tiny_llama: Path) -> None:
+    done = octavo("demo", "--model", str(tiny_llama), "--worker-arg=--dtype", "--worker-arg=float7")
+    assert done.code == 1
+    assert done.err.startswith("octavo: the worker ended with exit code ")
+    assert "dtype" in done.err
+    assert len(done.err.splitlines()) == 1
