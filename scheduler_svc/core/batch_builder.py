@@ -46,13 +46,13 @@ class Chunk:
 class BatchBuilder:
     """Collects one plan at a time over `rows`; `build` empties it for the next."""
 
-    def __init__(self, rows: Rows, block_size: int, max_tokens: int) -> None:
+    def __init__(self, rows: Rows, max_tokens: int) -> None:
         self._rows = rows
-        self._block_size = block_size
         self._ones = _constant(np.ones(rows.max_rows, np.int32))
         self._sampled_last = _constant(np.full(rows.max_rows, SAMPLED_LAST, np.int32))
         self._count = _constant(np.arange(max(max_tokens, rows.max_rows), dtype=np.int32))
         self._no_pairs = _constant(np.empty((0, 2), np.int32))
+        self._one = np.int32(1)
         self._none = _constant(no_ids())
         self._released: list[int] = []
         self._setups: list[RowSetup] = []
@@ -77,48 +77,35 @@ class BatchBuilder:
     def build(
         self, step_id: StepId, decodes: Int64Array, chunks: list[Chunk], zero_blocks: Int32Array
     ) -> StepPlan:
-        """The plan: decode rows of one token each, then the chunks. Reads `Rows.scheduled` as it was before
-        them.
-        """
-        plain = self._decode_arrays(decodes)
-        rows, query_lens, context_lens, input_ids, positions, slots = plain
-        sample_positions, sample_rows = self._count[: len(rows)], rows
+        """The plan: decode rows of one token each, then the chunks. Reads decode rows as they were before."""
+        count, rows = len(decodes), decodes.astype(np.int32)
+        query_lens, input_ids = self._ones[:count], self._sampled_last[:count]
+        positions, slots = self._rows.scheduled[decodes], self._rows.next_slot[decodes]
+        context_lens = positions + self._one
+        sample_positions, sample_rows = self._count[:count], rows
         if chunks:
-            parts = list(zip(plain, *(self._chunk_arrays(chunk) for chunk in chunks), strict=True))
-            rows, query_lens, context_lens, input_ids, positions, slots = (
-                np.concatenate(part) for part in parts
-            )
-            samples = [True] * len(decodes) + [chunk.completes for chunk in chunks]
-            sample_positions = (np.cumsum(query_lens, dtype=np.int32) - np.int32(1))[samples]
+            plain = (rows, query_lens, context_lens, input_ids, positions, slots)
+            parts = zip(plain, *(self._chunk_arrays(chunk) for chunk in chunks), strict=True)
+            rows, query_lens, context_lens, input_ids, positions, slots = map(np.concatenate, parts)
+            samples = [True] * count + [chunk.completes for chunk in chunks]
+            sample_positions = (np.cumsum(query_lens, dtype=np.int32) - self._one)[samples]
             sample_rows = rows[samples]
         table_rows, table_offsets, table_blocks = self._take_entries()
         released = np.array(self._released, np.int32) if self._released else self._none
         setups = tuple(self._setups)
-        self._released, self._setups = [], []
+        if released is not self._none or setups:
+            self._released, self._setups = [], []
         return StepPlan(
             step_id, released, setups, table_rows, table_offsets, table_blocks, zero_blocks, self._no_pairs,
             rows, query_lens, context_lens, input_ids, positions, slots, sample_positions, sample_rows,
         )  # fmt: skip
 
-    def _decode_arrays(self, decodes: Int64Array) -> tuple[Int32Array, ...]:
-        """rows, query_lens, context_lens, input_ids, positions, slot_mapping of one-token rows."""
-        count = len(decodes)
-        positions = self._rows.scheduled[decodes]
-        logical = positions // self._block_size
-        slots = self._rows.table[decodes, logical] * self._block_size + (
-            positions - logical * self._block_size
-        )
-        rows = decodes.astype(np.int32)
-        return (rows, self._ones[:count], positions + 1, self._sampled_last[:count], positions, slots)
-
     def _chunk_arrays(self, chunk: Chunk) -> tuple[Int32Array, ...]:
-        row, length = chunk.row, chunk.end - chunk.start
+        """rows [1], query_lens [1], context_lens [1], input_ids [n], positions [n], slot_mapping [n]."""
         positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
-        logical = positions // self._block_size
-        slots = self._rows.table[row, logical] * self._block_size + (positions - logical * self._block_size)
-        ids = self._rows.history[row, chunk.start : chunk.end]
-        one = [np.array([value], np.int32) for value in (row, length, chunk.end)]
-        return (*one, ids, positions, slots)
+        ids = self._rows.history[chunk.row, chunk.start : chunk.end]
+        one = [np.array([value], np.int32) for value in (chunk.row, chunk.end - chunk.start, chunk.end)]
+        return (*one, ids, positions, self._rows.slots_of(chunk.row, positions))
 
     def _take_entries(self) -> tuple[Int32Array, Int32Array, Int32Array]:
         entries, self._entries = self._entries, []

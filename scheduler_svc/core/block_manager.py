@@ -19,6 +19,9 @@ from scheduler_svc.core.rows import Rows
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.stats import Counters
 
+SETTLE_AT = 64
+"""Full blocks of generated tokens that are hashed together at the latest."""
+
 
 class BlockManager:
     """The device residency of one session with a worker."""
@@ -40,33 +43,42 @@ class BlockManager:
         self._enabled = config.prefix_cache
         self._hash_block = hash_block
         self._zero: list[Int32Array] = []
+        self._unsettled: list[tuple[Int64Array, Int32Array]] = []
+        self._unsettled_rows: set[int] = set()
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def caches(self, seq: Sequence) -> bool:
+        """Whether the sequence reads and publishes cached blocks."""
+        return self._enabled and seq.request.use_prefix_cache
 
     def match_prefix(self, seq: Sequence) -> Int32Array:
         """[m] the cached blocks that begin this sequence's context; at least one token is left to compute.
 
         Valid only until the next change of the pool or the index.
         """
-        usable = (len(seq.tokens) - 1) // self.block_size
-        if not self._caches(seq) or not usable:
+        if not self.caches(seq):
             return np.empty(0, np.int32)
+        self.settle()
         self.hash_blocks(seq)
+        usable = (len(seq.tokens) - 1) // self.block_size
         tokens = seq.tokens[: usable * self.block_size].reshape(usable, self.block_size)
         return self.index.match(seq.keys[:usable], tokens, self._root(seq).uid)
 
     def partial_match(self, seq: Sequence, hits: Int32Array) -> int:
-        """Tokens after the matched blocks that a cached block holds too, but that no whole block can give."""
-        if not self._caches(seq):
+        """Tokens after the matched blocks, but the last, that a cached block holds too: a whole block cannot
+        give them."""
+        if not self.caches(seq):
             return 0
         start = len(hits) * self.block_size
+        end = min(start + self.block_size, len(seq.tokens) - 1)
         parent = int(self.index.uids[hits[-1]]) if len(hits) else self._root(seq).uid
-        return self.index.partial_match(seq.tokens[start : start + self.block_size], parent)
+        return self.index.partial_match(seq.tokens[start:end], parent)
 
     def hash_blocks(self, seq: Sequence) -> None:
         """Hashes those full blocks of the sequence's tokens that have no key yet."""
-        if not self._caches(seq):
+        if not self.caches(seq):
             return
         if seq.keys_of != (self._fingerprint, self.block_size):
             seq.keys, seq.keys_of = seq.keys[:0], (self._fingerprint, self.block_size)
@@ -81,7 +93,7 @@ class BlockManager:
         """Gives the sequence a row whose table begins with the hit blocks; returns the row."""
         row = self._rows.set_up(seq, len(hits) * self.block_size, final)
         rows = self._rows
-        rows.caches[row] = self._caches(seq)
+        rows.caches[row] = self.caches(seq)
         if len(hits):
             self.pool.share(hits)
             rows.append_blocks(row, hits)
@@ -128,15 +140,37 @@ class BlockManager:
         self.pool.cached[blocks] = True
         return blocks
 
-    def publish_generated(self, rows: Int64Array, lengths: Int32Array, step_id: StepId) -> None:
-        """Makes the block findable that ends at token lengths[i] of row i; all its ids are known and
-        computed.
+    def publish_generated(self, rows: Int64Array, lengths: Int32Array) -> None:
+        """Makes the block findable that ends at token lengths[i] of row i; its ids are known and computed.
+
+        Hashing waits until somebody looks (`settle`) or enough blocks have come together: one by one they
+        would cost ten times as much.
         """
+        fresh = rows.tolist()
+        if not self._unsettled_rows.isdisjoint(fresh):
+            self.settle()
+        self._unsettled_rows.update(fresh)
+        self._unsettled.append((rows, lengths))
+        if len(self._unsettled_rows) >= SETTLE_AT:
+            self.settle()
+
+    def settle(self) -> None:
+        """After it the index holds all that was published: whatever reads or changes the index begins with
+        it.
+        """
+        if self._unsettled:
+            rows = np.concatenate([rows for rows, _ in self._unsettled])
+            lengths = np.concatenate([lengths for _, lengths in self._unsettled])
+            self._unsettled.clear()
+            self._unsettled_rows.clear()
+            self._index_generated(rows, lengths)
+
+    def _index_generated(self, rows: Int64Array, lengths: Int32Array) -> None:
         table, size = self._rows, self.block_size
         blocks = table.table[rows, lengths // size - 1]
         tokens = table.history[rows[:, None], (lengths - size)[:, None] + np.arange(size)]
         keys = next_keys(self._hash_block, table.tail_key[rows], tokens)
-        table.tail_uid[rows] = self.index.publish_each(blocks, keys, tokens, table.tail_uid[rows], step_id)
+        table.tail_uid[rows] = self.index.publish_each(blocks, keys, tokens, table.tail_uid[rows])
         table.tail_key[rows] = keys
         self.pool.cached[blocks] = True
 
@@ -144,6 +178,7 @@ class BlockManager:
         """Ends the row's stay and gives back its blocks, the last first; returns those that are now without
         content.
         """
+        self.settle()
         blocks = self._rows.blocks_of(row)[::-1].copy()
         self._rows.release(row)
         self.pool.release(blocks)
@@ -172,11 +207,9 @@ class BlockManager:
 
     def _take(self, count: int) -> Int32Array:
         blocks, evicted = self.pool.take(count)
-        self.index.remove(evicted)
+        if len(evicted):
+            self.index.remove(evicted)
         return blocks
-
-    def _caches(self, seq: Sequence) -> bool:
-        return self._enabled and seq.request.use_prefix_cache
 
     def _root(self, seq: Sequence) -> Root:
         return root_of(self._seed, self._fingerprint, seq.request.namespace)

@@ -17,16 +17,21 @@ Tenure = tuple[int, int]
 """(row, tenure number): a sequence's stay in a row."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Step:
-    """R rows, S of them sampling. sample_lens: [S] context lengths at which they sampled."""
+    """R rows, S of them sampling. num_releases: how many stays had ended when it was planned.
+
+    full_rows, full_lens: decode rows that filled a block, and their context lengths then.
+    """
 
     step_id: StepId
     rows: Int32Array
     tenures: Int64Array
     sample_rows: Int64Array
     sample_tenures: Int64Array
-    sample_lens: Int32Array
+    num_releases: int
+    full_rows: Int64Array
+    full_lens: Int32Array
     chunks: list[Chunk]
 
     def tenure_of(self, row: int) -> Tenure | None:

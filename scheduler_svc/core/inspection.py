@@ -65,7 +65,7 @@ def blocks_of(session: Session, seq: Sequence) -> list[tuple[int, int, int, str]
     scheduled = int(session.rows.scheduled[seq.row])
     described = []
     for offset, block in enumerate(session.rows.blocks_of(seq.row).tolist()):
-        key = index.keys[block].tobytes()[:HASH_PREFIX_BYTES].hex() if pool.cached[block] else ""
+        key = index.key_of(block)[:HASH_PREFIX_BYTES].hex() if pool.cached[block] else ""
         described.append(
             (block, int(pool.ref_count[block]), max(0, min(size, scheduled - offset * size)), key)
         )

@@ -47,7 +47,7 @@ class LinkedLists:
             old = self.next[heads]
             self.next[heads] = elements
             won = self.next[heads] == elements  # of several for one list, the last write stays
-            if won.all():
+            if np.count_nonzero(won) == len(won):
                 self._link(elements, heads, old)
                 return
             self._link(elements[won], heads[won], old[won])
@@ -62,7 +62,7 @@ class LinkedLists:
         self._marked[elements] = True
         joined = self._marked[after]
         self._marked[elements] = False
-        if joined.any():
+        if np.count_nonzero(joined):
             if joined[-1] or (after[:-1] != elements[1:])[joined[:-1]].any():
                 for element in elements.tolist():
                     self._remove_one(element)

@@ -101,8 +101,8 @@ class NewRequest:
 
     seq_id: unique over the core's life, rising with arrival. max_tokens None: to the context limit.
     stop_token_ids: all ids that end the sequence once min_tokens are out (the shell has joined EOS and user
-    ids). priority: smaller first. namespace: prefix cache namespace. use_prefix_cache: False neither reads nor publishes. Stop strings are the shell's: it calls
-    `Scheduler.stop`.
+    ids). priority: smaller first. namespace: prefix cache namespace. use_prefix_cache: False
+    neither reads the prefix cache nor publishes. Stop strings are the shell's: it calls `Scheduler.stop`.
     """
 
     seq_id: SeqId

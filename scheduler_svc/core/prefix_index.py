@@ -29,9 +29,11 @@ class PrefixIndex:
     def __init__(self, num_blocks: int, block_size: int, counters: Counters) -> None:
         self.block_size = block_size
         self.num_entries = 0
+        self.num_published = 0
         self._counters = counters
         self.tokens: Int32Array = np.zeros((num_blocks, block_size), np.int32)
-        self.keys: UInt64Array = np.zeros((num_blocks + 1, 2), np.uint64)
+        self.key_low: UInt64Array = np.zeros(num_blocks + 1, np.uint64)
+        self.key_high: UInt64Array = np.zeros(num_blocks + 1, np.uint64)
         self.uids: Int64Array = np.zeros(num_blocks + 1, np.int64)  # 0: not in the index
         self.parents: Int64Array = np.zeros(num_blocks + 1, np.int64)
         self.published_in: Int64Array = np.zeros(num_blocks, np.int64)
@@ -65,7 +67,10 @@ class PrefixIndex:
     def publish_chain(
         self, blocks: Int32Array, keys: UInt64Array, tokens: Int32Array, parent_uid: int, step_id: int
     ) -> int:
-        """Makes n consecutive blocks of one sequence findable; returns the last one's uid."""
+        """Makes n consecutive blocks of one sequence findable; returns the last one's uid.
+
+        step_id: the step that is to write them, 0 if they are computed.
+        """
         uids = np.empty(len(blocks), np.int64)
         known = self.match(keys, tokens, parent_uid)
         uids[: len(known)] = self.uids[known]
@@ -75,35 +80,43 @@ class PrefixIndex:
         return int(uids[-1])
 
     def publish_each(
-        self, blocks: Int32Array, keys: UInt64Array, tokens: Int32Array, parents: Int64Array, step_id: int
+        self, blocks: Int32Array, keys: UInt64Array, tokens: Int32Array, parents: Int64Array
     ) -> Int64Array:
-        """Makes one block of each of k sequences findable; returns their uids [k]."""
-        if len(blocks) > 1 and len(set(zip(*keys.T.tolist(), strict=True))) < len(blocks):
+        """Makes one computed block of each of k sequences findable; returns their uids [k]."""
+        if len(set(keys[:, 0].tolist())) < len(blocks):  # perhaps the same content twice
             one_by_one = [
-                self.publish_chain(
-                    blocks[i : i + 1], keys[i : i + 1], tokens[i : i + 1], int(parents[i]), step_id
-                )
+                self.publish_chain(blocks[i : i + 1], keys[i : i + 1], tokens[i : i + 1], int(parents[i]), 0)
                 for i in range(len(blocks))
             ]
             return np.array(one_by_one, np.int64)
+        uids = self._new_uids(len(blocks))
         found = self._first_with(keys)
-        wrong = ~self._verified(found, tokens, parents) & (found != self._end)
-        for i in np.flatnonzero(wrong).tolist():
-            found[i] = self._search(int(found[i]), keys[i], tokens[i], int(parents[i]))
-        uids = self.uids[found]
-        new = found == self._end
-        uids[new] = self._new_uids(int(np.count_nonzero(new)))
-        self._insert(blocks, keys, tokens, uids, parents, step_id)
+        for i in (found != self._end).nonzero()[0].tolist():
+            twin = self._search(int(found[i]), keys[i], tokens[i], int(parents[i]))
+            if twin != self._end:
+                uids[i] = self.uids[twin]
+        self._insert(blocks, keys, tokens, uids, parents, 0)
         return uids
 
     def remove(self, blocks: Index) -> None:
         """These blocks are not findable any more."""
-        if len(blocks):
-            self._by_key.remove(blocks)
-            self._by_parent.remove(blocks)
-            self.uids[blocks] = 0
-            self.published_in[blocks] = 0
-            self.num_entries -= len(blocks)
+        self._by_key.remove(blocks)
+        self._by_parent.remove(blocks)
+        self.uids[blocks] = 0
+        self.published_in[blocks] = 0
+        self.num_entries -= len(blocks)
+
+    def key_of(self, block: int) -> bytes:
+        """The 16 bytes of the key under which an indexed block is found."""
+        return int(self.key_low[block]).to_bytes(8, "little") + int(self.key_high[block]).to_bytes(
+            8, "little"
+        )
+
+    def holds(self, block: int) -> bool:
+        """Whether the block is in the bucket of its key and in that of its parent; for audits."""
+        by_key = int(self.key_low[block] & self._mask)
+        by_parent = int(self._child_buckets(self.parents[block : block + 1], self.tokens[block, :1])[0])
+        return block in self._by_key.walk(by_key) and block in self._by_parent.walk(by_parent)
 
     def partial_match(self, tokens: Int32Array, parent_uid: int) -> int:
         """Leading tokens, less than a block, that some block after this parent shares with these [at most
@@ -129,14 +142,20 @@ class PrefixIndex:
 
     def _first_with(self, keys: UInt64Array) -> Int32Array:
         """[k] for each key the first block of its bucket that stores it, `_end` where none does."""
-        at = self._by_key.first((keys[:, 0] & self._mask).astype(np.int64))
-        other = (self.keys[at] != keys).any(1) & (at != self._end)
-        open_ = np.flatnonzero(other)
-        while len(open_):
-            at[open_] = self._by_key.next[at[open_]]
-            here = at[open_]
-            open_ = open_[(self.keys[here] != keys[open_]).any(1) & (here != self._end)]
+        low, high = keys[:, 0], keys[:, 1]
+        at = self._by_key.first((low & self._mask).astype(np.int64))
+        others = self._others(at, low, high).nonzero()[0]
+        while len(others):
+            here = self._by_key.next[at[others]]
+            at[others] = here
+            others = others[self._others(here, low[others], high[others])]
         return at
+
+    def _others(self, blocks: Int32Array, low: UInt64Array, high: UInt64Array) -> npt.NDArray[np.bool_]:
+        """[k] True where there is a block, but with another key."""
+        differ: npt.NDArray[np.bool_] = (self.key_low[blocks] != low) | (self.key_high[blocks] != high)
+        differ &= blocks != self._end
+        return differ
 
     def _verified(self, blocks: Int32Array, tokens: Int32Array, parents: Int64Array) -> npt.NDArray[np.bool_]:
         """[k] True where a block was found and its tokens and its parent agree."""
@@ -152,7 +171,7 @@ class PrefixIndex:
     def _search(self, at: int, key: UInt64Array, tokens: Int32Array, parent: int) -> int:
         """The first block from `at` on that stores the key and verifies, else `_end`; counts the others."""
         while at != self._end:
-            if (self.keys[at] == key).all():
+            if self.key_low[at] == key[0] and self.key_high[at] == key[1]:
                 if self.parents[at] == parent and (self.tokens[at] == tokens).all():
                     return at
                 self._counters.prefix_collisions += 1
@@ -169,13 +188,15 @@ class PrefixIndex:
         step_id: int,
     ) -> None:
         self.tokens[blocks] = tokens
-        self.keys[blocks] = keys
+        self.key_low[blocks] = keys[:, 0]
+        self.key_high[blocks] = keys[:, 1]
         self.uids[blocks] = uids
         self.parents[blocks] = parents
         self.published_in[blocks] = step_id
         self._by_key.push(blocks, (keys[:, 0] & self._mask).astype(np.int64))
         self._by_parent.push(blocks, self._child_buckets(parents, tokens[:, 0]))
         self.num_entries += len(blocks)
+        self.num_published += len(blocks)
 
     def _child_buckets(self, parents: Int64Array, first_tokens: Int32Array) -> Int64Array:
         mixed = (parents.view(np.uint64) + first_tokens.astype(np.uint64)) * _MIX

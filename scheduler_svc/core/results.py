@@ -49,48 +49,45 @@ class ResultTaker:
         return events[0] if len(events) == 1 else _joined(events)
 
     def _take_step(self, session: Session, step: Step, answer: StepResult) -> TokenEvents:
-        tokens = answer.token_ids
-        if answer.failed_rows or len(tokens) != len(step.sample_rows) or (len(tokens) and tokens.min() < 0):
+        tokens, rows = answer.token_ids, step.sample_rows
+        if answer.failed_rows or len(tokens) != len(rows) or np.count_nonzero(tokens < 0):
             tokens = self._sort_out_failures(session, step, answer)
-        rows, lens = step.sample_rows, step.sample_lens
-        going_on = session.rows.tenure[rows] == step.sample_tenures
-        if not going_on.all():
+        if session.rows.num_releases != step.num_releases:
+            going_on = session.rows.tenure[rows] == step.sample_tenures
             self._counters.overshoot_tokens += int(np.count_nonzero(~going_on & (tokens >= 0)))
-            rows, lens, tokens = rows[going_on], lens[going_on], tokens[going_on]
-        return self._deliver(session, step, rows, lens, tokens)
+            rows, tokens = rows[going_on], tokens[going_on]
+        return self._deliver(session, step, rows, tokens)
 
-    def _deliver(
-        self, session: Session, step: Step, rows: Int64Array, lens: Int32Array, tokens: Int32Array
-    ) -> TokenEvents:
-        """One token for each of these running rows; publishes the blocks that ended, ends what is to end."""
+    def _deliver(self, session: Session, step: Step, rows: Int64Array, tokens: Int32Array) -> TokenEvents:
+        """One token for each of these running rows; publishes full blocks, ends what is to end."""
         table = session.rows
         lengths = table.append_tokens(rows, tokens)
-        full = (lens % table.block_size == 0) & (lens > table.prefix_len[rows]) & table.caches[rows]
-        if full.any():
-            session.manager.publish_generated(rows[full], lens[full], step.step_id)
+        if len(step.full_rows):
+            self._publish(session, step, rows)
         events = TokenEvents(table.seq_id[rows], tokens, lengths - table.prompt_len[rows])
-        stopped = (table.stop_ids[rows] == tokens[:, None]).any(1)
-        if table.many_stop_ids:
-            stopped |= self._stopped_by_many(session, rows, tokens)
-        stopped &= lengths > table.min_len[rows]
-        ended = stopped | (lengths > table.last[rows])
         self._counters.generated_tokens += len(tokens)
-        for i in np.flatnonzero(ended).tolist():
-            seq = table.sequence[rows[i]]
-            assert seq is not None
-            if stopped[i]:
-                self._lifecycle.end(seq, FinishReason.STOP, matched_token=int(tokens[i]))
-            else:
-                self._lifecycle.end(seq, FinishReason.LENGTH)
+        stopped = table.stopped(rows, tokens, lengths)
+        too_long = lengths > table.last[rows]
+        if stopped or np.count_nonzero(too_long):
+            for i in sorted({*stopped, *too_long.nonzero()[0].tolist()}):
+                seq = table.sequence[rows[i]]
+                assert seq is not None
+                if i in stopped:
+                    self._lifecycle.end(seq, FinishReason.STOP, matched_token=int(tokens[i]))
+                else:
+                    self._lifecycle.end(seq, FinishReason.LENGTH)
         return events
 
-    def _stopped_by_many(self, session: Session, rows: Int64Array, tokens: Int32Array) -> np.ndarray:
-        stopped = np.zeros(len(rows), np.bool_)
-        for i in np.flatnonzero(np.isin(rows, list(session.rows.many_stop_ids))).tolist():
-            seq = session.rows.sequence[rows[i]]
-            assert seq is not None
-            stopped[i] = int(tokens[i]) in seq.request.stop_token_ids
-        return stopped
+    def _publish(self, session: Session, step: Step, rows: Int64Array) -> None:
+        """The blocks that decodes of this step filled; their newest token was known before the step ran."""
+        full, lens = step.full_rows, step.full_lens
+        wanted = session.rows.caches[full]
+        if session.rows.num_releases != step.num_releases:
+            wanted &= np.isin(full, rows)  # the others' stays have ended
+        if np.count_nonzero(wanted) < len(full):
+            full, lens = full[wanted], lens[wanted]
+        if len(full):
+            session.manager.publish_generated(full, lens)
 
     def _sort_out_failures(self, session: Session, step: Step, answer: StepResult) -> Int32Array:
         """Ends the rows that failed or lack a token, sends back those that read from them; returns tokens

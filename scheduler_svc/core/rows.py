@@ -8,26 +8,26 @@ set-up and release, so that (row, tenure) names a sequence's stay for as long as
 import heapq
 
 import numpy as np
+import numpy.typing as npt
 
 from scheduler_svc.core.block_hash import UInt64Array
 from scheduler_svc.core.plan import Int32Array, Int64Array
 from scheduler_svc.core.sequence import NO_ROW, Sequence
 
-STOP_COLUMNS = 8
-"""Stop ids of a row that are checked in one array operation; a row with more of them is checked by itself."""
-
 _FIRST_COLUMNS = 256
-_NO_STOP_ID = -2
+_STOP_FILTER = 1 << 14  # a power of two
+_ONE = np.int32(1)
 
 
 class Rows:
     """max_rows rows. Counters are in tokens of the whole context, prompt counted.
 
-    known: tokens whose ids are known. scheduled: tokens computed or in flight. target: tokens that may be
-    scheduled (equal to `scheduled` while a prefill goes on or the last sample is in flight). last: tokens
-    that may be scheduled at most; the sequence ends by length with one more. min_len: up to so many tokens a
-    stop id does not end it. prefix_len: tokens known at admission: the blocks within them are published when
-    they are scheduled, later ones when their ids are known.
+    known: tokens whose ids are known. scheduled: tokens computed or in flight. left: decode steps that may
+    still be scheduled, 0 while the prefill goes on. last: tokens that may ever be scheduled; the sequence
+    ends by length with one more. min_len: up to so many tokens a stop id does not end it. prefix_len: tokens
+    known at admission: blocks within them are published when they are scheduled, later ones when their ids
+    are known. next_slot, room: where the next token goes, and how many fit from there to the end of the last
+    block.
     """
 
     def __init__(self, max_rows: int, block_size: int) -> None:
@@ -38,22 +38,26 @@ class Rows:
         self.tenure: Int64Array = np.zeros(max_rows, np.int64)
         self.known: Int32Array = np.zeros(max_rows, np.int32)
         self.scheduled: Int32Array = np.zeros(max_rows, np.int32)
-        self.target: Int32Array = np.zeros(max_rows, np.int32)
+        self.left: Int32Array = np.zeros(max_rows, np.int32)
         self.last: Int32Array = np.zeros(max_rows, np.int32)
         self.min_len: Int32Array = np.zeros(max_rows, np.int32)
         self.prompt_len: Int32Array = np.zeros(max_rows, np.int32)
         self.prefix_len: Int32Array = np.zeros(max_rows, np.int32)
         self.num_blocks: Int32Array = np.zeros(max_rows, np.int32)
-        self.stop_ids: Int32Array = np.full((max_rows, STOP_COLUMNS), _NO_STOP_ID, np.int32)
-        self.caches = np.zeros(max_rows, np.bool_)  # its blocks are published
+        self.next_slot: Int32Array = np.zeros(max_rows, np.int32)
+        self.room: Int32Array = np.zeros(max_rows, np.int32)
+        self.caches: npt.NDArray[np.bool_] = np.zeros(max_rows, np.bool_)  # its blocks are published
         self.tail_uid: Int64Array = np.zeros(max_rows, np.int64)  # of the last published block, or the root
         self.tail_key: UInt64Array = np.zeros((max_rows, 2), np.uint64)
         self.history: Int32Array = np.zeros((max_rows, _FIRST_COLUMNS), np.int32)
         self.table: Int32Array = np.zeros((max_rows, max(1, _FIRST_COLUMNS // block_size)), np.int32)
-        self.many_stop_ids: set[int] = set()
         self.prefilling: dict[int, Sequence] = {}  # rows whose context at admission is not all scheduled
         self.used = 0  # all set-up rows are below it
+        self.num_releases = 0
         self._free = list(range(max_rows))
+        self._longest = 0  # no row knows more tokens
+        self._widest = 0  # no row has more blocks
+        self._stop_filter: Int32Array = np.zeros(_STOP_FILTER, np.int32)
 
     @property
     def num_free(self) -> int:
@@ -72,8 +76,9 @@ class Rows:
         return np.array([seq.row for seq in self.running()], np.int64)
 
     def decodes(self) -> Int64Array:
-        """[k] rows whose newest token is sampled or in flight and not yet scheduled, rising."""
-        return np.flatnonzero(self.target[: self.used] > self.scheduled[: self.used])
+        """[k] rows whose newest token is sampled or in flight and is to be scheduled, rising."""
+        rows: Int64Array = self.left[: self.used].nonzero()[0]
+        return rows
 
     def set_up(self, seq: Sequence, cached: int, final: int) -> int:
         """Gives the sequence the lowest free row, with its first `cached` tokens already computed."""
@@ -83,14 +88,16 @@ class Rows:
         self.seq_id[row] = seq.seq_id
         self.tenure[row] += 1
         length = len(seq.tokens)
-        self._reserve_history(min(length + 1, final))
+        self._longest = max(self._longest, length)
+        self._widen_history()
         self.history[row, :length] = seq.tokens
         self.known[row] = self.prefix_len[row] = length
-        self.scheduled[row] = self.target[row] = cached
+        self.scheduled[row], self.left[row] = cached, 0
         self.prompt_len[row], self.last[row] = seq.prompt_len, final - 1
         self.min_len[row] = seq.prompt_len + seq.request.min_tokens
-        self.num_blocks[row] = 0
-        self._set_stop_ids(row, seq.request.stop_token_ids)
+        self.num_blocks[row] = self.room[row] = 0
+        for token in seq.request.stop_token_ids:
+            self._stop_filter[token % _STOP_FILTER] += 1
         self.prefilling[row] = seq
         return row
 
@@ -101,9 +108,11 @@ class Rows:
         seq.row = NO_ROW
         self.sequence[row] = None
         self.tenure[row] += 1
-        self.scheduled[row] = self.target[row] = 0
+        self.num_releases += 1
+        self.scheduled[row] = self.left[row] = 0
+        for token in seq.request.stop_token_ids:
+            self._stop_filter[token % _STOP_FILTER] -= 1
         self.prefilling.pop(row, None)
-        self.many_stop_ids.discard(row)
         heapq.heappush(self._free, row)
         while self.used and self.sequence[self.used - 1] is None:
             self.used -= 1
@@ -116,43 +125,88 @@ class Rows:
         """[num_blocks] the row's block table."""
         return self.table[row, : self.num_blocks[row]]
 
+    def slots_of(self, row: int, positions: Int32Array) -> Int32Array:
+        """[n] the slots of these positions of the row."""
+        logical = positions // self.block_size
+        slots: Int32Array = self.table[row, logical] * np.int32(self.block_size)
+        return slots + (positions - logical * self.block_size)
+
     def append_blocks(self, row: int, blocks: Int32Array) -> None:
         held = int(self.num_blocks[row])
-        self._reserve_table(held + len(blocks))
+        self._widest = max(self._widest, held + len(blocks))
+        self._widen_table()
         self.table[row, held : held + len(blocks)] = blocks
         self.num_blocks[row] = held + len(blocks)
 
     def append_block_each(self, rows: Int64Array, blocks: Int32Array) -> Int32Array:
-        """One more block for each of these rows; returns its offset in the row's table [k]."""
+        """One more block for each of these rows, whose last is full; returns its offset in the row's table
+        [k].
+        """
         offsets = self.num_blocks[rows]
-        self._reserve_table(int(offsets.max()) + 1)
+        self._widest += 1
+        if self._widest > self.table.shape[1]:
+            self._widest = int(self.num_blocks.max()) + 1
+            self._widen_table()
         self.table[rows, offsets] = blocks
         self.num_blocks[rows] = offsets + 1
+        self.next_slot[rows] = blocks * self.block_size
+        self.room[rows] = self.block_size
         return offsets
+
+    def advance_each(self, rows: Int64Array, contexts: Int32Array, slots: Int32Array) -> Int64Array:
+        """One more token of each of these rows is scheduled, in `slots`; contexts: [k] tokens with it.
+
+        Returns the indexes whose last block it filled.
+        """
+        self.scheduled[rows] = contexts
+        self.next_slot[rows] = slots + _ONE
+        self.left[rows] -= _ONE
+        room = self.room[rows] - _ONE
+        self.room[rows] = room
+        full: Int64Array = (room == 0).nonzero()[0]
+        return full
+
+    def advance(self, row: int, end: int) -> None:
+        """Tokens up to `end` of a prefill are scheduled; the table covers them."""
+        self.scheduled[row] = end
+        if end == self.known[row]:
+            del self.prefilling[row]
+            self.left[row] = self.last[row] - end
+        self.room[row] = self.num_blocks[row] * self.block_size - end
+        if self.room[row]:
+            self.next_slot[row] = self.slots_of(row, np.array([end], np.int32))[0]
 
     def append_tokens(self, rows: Int64Array, tokens: Int32Array) -> Int32Array:
         """One more known token for each of these rows (no row twice); returns the new lengths [k]."""
         at = self.known[rows]
-        self._reserve_history(int(at.max(initial=0)) + 1)
+        self._longest += 1
+        if self._longest > self.history.shape[1]:
+            self._longest = int(self.known.max()) + 1
+            self._widen_history()
         self.history[rows, at] = tokens
-        lengths = at + np.int32(1)
-        self.known[rows] = lengths
-        return lengths
+        at += 1
+        self.known[rows] = at
+        return at
 
-    def _set_stop_ids(self, row: int, stop_ids: frozenset[int]) -> None:
-        self.stop_ids[row] = _NO_STOP_ID
-        if len(stop_ids) <= STOP_COLUMNS:
-            self.stop_ids[row, : len(stop_ids)] = sorted(stop_ids)
-        else:
-            self.many_stop_ids.add(row)
+    def stopped(self, rows: Int64Array, tokens: Int32Array, lengths: Int32Array) -> list[int]:
+        """Indexes i where tokens[i] is a stop id of rows[i] that ends a context of lengths[i] tokens.
 
-    def _reserve_history(self, columns: int) -> None:
-        if columns > self.history.shape[1]:
-            self.history = _widened(self.history, columns)
+        A small table of what any row stops at leaves only the suspects to be looked up one by one.
+        """
+        suspects = self._stop_filter[tokens & np.int32(_STOP_FILTER - 1)].nonzero()[0]
+        return [i for i in suspects.tolist() if self._stops(int(rows[i]), int(tokens[i]), int(lengths[i]))]
 
-    def _reserve_table(self, columns: int) -> None:
-        if columns > self.table.shape[1]:
-            self.table = _widened(self.table, columns)
+    def _stops(self, row: int, token: int, length: int) -> bool:
+        seq = self.sequence[row]
+        return seq is not None and token in seq.request.stop_token_ids and length > int(self.min_len[row])
+
+    def _widen_history(self) -> None:
+        if self._longest > self.history.shape[1]:
+            self.history = _widened(self.history, self._longest)
+
+    def _widen_table(self) -> None:
+        if self._widest > self.table.shape[1]:
+            self.table = _widened(self.table, self._widest)
 
 
 def _widened(old: Int32Array, columns: int) -> Int32Array:

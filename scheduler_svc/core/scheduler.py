@@ -16,6 +16,7 @@ from scheduler_svc.core.batch_builder import Chunk
 from scheduler_svc.core.block_hash import HashFunction, xxh3_128
 from scheduler_svc.core.in_flight import Step
 from scheduler_svc.core.inspection import blocks_of, pool_map_of, stats_of, view_of
+from scheduler_svc.core.invariants import Audit, audit, check_plan
 from scheduler_svc.core.lifecycle import Lifecycle
 from scheduler_svc.core.plan import (
     Capacity,
@@ -47,6 +48,8 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, hash_block: HashFunction = xxh3_128) -> None:
+        if min(config.max_prefill_chunk, config.watermark_blocks) < 0:
+            raise ValueError(f"max_prefill_chunk and watermark_blocks must not be negative: {config}")
         if min(config.max_num_seqs, config.max_num_batched_tokens) < 1 or config.depth not in (1, 2):
             raise ValueError(
                 f"max_num_seqs and max_num_batched_tokens must be positive, depth 1 or 2: {config}"
@@ -132,7 +135,7 @@ class Scheduler:
         admit = True
         while True:
             decodes = session.rows.decodes()
-            openers = decodes[session.rows.scheduled[decodes] % session.rows.block_size == 0]
+            openers = decodes[session.rows.room[decodes] == 0]  # they need one more block
             if len(openers) <= session.manager.pool.available:
                 plan = self._plan(session, decodes, openers, admit)
                 if plan is not None or not session.rows.prefilling:
@@ -140,7 +143,7 @@ class Scheduler:
             if len(session.in_flight):
                 return None  # a stop in it may free what is missing
             self._free_blocks(session)
-            admit = False
+            admit = not session.rows.count  # none is admitted in a step that preempted, while others can run
 
     def _plan(
         self, session: Session, decodes: Int64Array, openers: Int64Array, admit: bool
@@ -155,35 +158,27 @@ class Scheduler:
             return None
         self._last_step = step_id
         plan = session.batch.build(step_id, decodes, chunks, session.manager.take_zero_blocks())
-        self._advance_decodes(session, decodes)
-        self._remember(session, plan, chunks)
+        self._remember(session, plan, decodes, chunks)
         self._count(decodes, chunks)
         return plan
 
     def _prefill(self, session: Session, step_id: StepId, budget: int, admit: bool) -> list[Chunk]:
-        work = PrefillPass(
-            self._config, session.capacity, session.rows, session.manager, session.batch,
-            self._lifecycle.waiting, self._counters, step_id, session.applied,
-        )  # fmt: skip
+        work = PrefillPass(session, self._config, self._lifecycle.waiting, self._counters, step_id)
         work.run(budget, admit)
         self._lifecycle.note_admitted(work.admitted)
         return list(work.chunks.values())
 
-    def _advance_decodes(self, session: Session, decodes: Int64Array) -> None:
-        rows = session.rows
-        scheduled = rows.scheduled[decodes] + np.int32(1)
-        rows.scheduled[decodes] = scheduled
-        rows.target[decodes] = np.minimum(scheduled + np.int32(1), rows.last[decodes])
-
-    def _remember(self, session: Session, plan: StepPlan, chunks: list[Chunk]) -> None:
-        tenures = session.rows.tenure[plan.rows]
+    def _remember(self, session: Session, plan: StepPlan, decodes: Int64Array, chunks: list[Chunk]) -> None:
+        rows, count = session.rows, len(decodes)
+        full = rows.advance_each(decodes, plan.context_lens[:count], plan.slot_mapping[:count])
+        sample_rows = decodes
         if chunks:
-            samples = plan.sample_rows.astype(np.int64)
-            lens = plan.positions[plan.sample_positions] + np.int32(1)
-            step = Step(plan.step_id, plan.rows, tenures, samples, session.rows.tenure[samples], lens, chunks)
-        else:
-            rows = plan.rows.astype(np.int64)
-            step = Step(plan.step_id, plan.rows, tenures, rows, tenures, plan.context_lens, chunks)
+            sampling = [chunk.row for chunk in chunks if chunk.completes]
+            sample_rows = np.concatenate((decodes, np.array(sampling, np.int64)))
+        step = Step(
+            plan.step_id, plan.rows, rows.tenure[plan.rows], sample_rows, rows.tenure[sample_rows],
+            rows.num_releases, decodes[full], plan.context_lens[full], chunks,
+        )  # fmt: skip
         session.in_flight.push(step)
 
     def _count(self, decodes: Int64Array, chunks: list[Chunk]) -> None:
@@ -222,16 +217,31 @@ class Scheduler:
         """Whether any sequence is live or any step in flight."""
         return bool(self._lifecycle.live) or self.num_in_flight > 0
 
+    def audit(self) -> Audit:
+        """Checks the invariants of the whole state; costs a walk over all blocks."""
+        return audit(self._lifecycle)
+
+    def check_plan(self, plan: StepPlan) -> list[str]:
+        """What is wrong with a plan just made; for tests and for sampling in production."""
+        return check_plan(self._lifecycle, plan)
+
     def stats(self) -> PoolStats:
+        self._settle()
         return stats_of(self._lifecycle, self._counters)
 
     def pool_map(self) -> PoolMap:
+        self._settle()
         return pool_map_of(self._lifecycle.session)
 
     def sequence_blocks(self, seq_id: SeqId) -> list[tuple[int, int, int, str]]:
         """(block, ref_count, fill, hash prefix) of each table entry; empty if it holds no row."""
+        self._settle()
         seq, session = self._lifecycle.live.get(seq_id), self._lifecycle.session
         return blocks_of(session, seq) if seq is not None and session is not None and seq.row >= 0 else []
+
+    def _settle(self) -> None:
+        if self._lifecycle.session is not None:
+            self._lifecycle.session.manager.settle()
 
     def sequences(self) -> Iterator[SequenceView]:
         """All live sequences in order of arrival."""

@@ -11,9 +11,26 @@ from scheduler_svc.core.block_hash import HashFunction
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.in_flight import InFlight
 from scheduler_svc.core.plan import Capacity, Int32Array, SchedulerConfig
-from scheduler_svc.core.prefill import row_limit
 from scheduler_svc.core.rows import Rows
 from scheduler_svc.core.stats import Counters
+
+PREFILL_SHARE = 16
+"""1 / PREFILL_SHARE of the token budget is never given to decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The sequence at the head of the queue that did not fit, so that it is not matched again in vain.
+
+    needed: blocks it lacked, hits on idle ones counted. num_published: of the index, at that time.
+    """
+
+    arrival: int = -1
+    needed: int = 0
+    num_published: int = 0
+
+    def holds(self, arrival: int, spare: int, num_published: int) -> bool:
+        return arrival == self.arrival and spare < self.needed and num_published == self.num_published
 
 
 @dataclass(slots=True)
@@ -27,6 +44,7 @@ class Session:
     batch: BatchBuilder
     in_flight: InFlight
     applied: int
+    blocked: Blocked
 
     def release(self, row: int) -> Int32Array:
         """Ends a row's stay; returns those of its blocks that are now without content."""
@@ -34,21 +52,23 @@ class Session:
         return self.manager.release(row)
 
 
+def row_limit(config: SchedulerConfig, budget: int, max_batch_seqs: int) -> int:
+    """Rows of a step: so few that decodes leave tokens to prefills, if there is more than one token."""
+    kept = max(1, budget // PREFILL_SHARE) if budget > 1 else 0
+    return min(config.max_num_seqs, max_batch_seqs, budget - kept)
+
+
 def open_session(
     capacity: Capacity, config: SchedulerConfig, counters: Counters, hash_block: HashFunction, applied: int
 ) -> Session:
-    """An empty pool and no rows. Raises ValueError when the limits leave no row or no token, or slots pass
-    int32.
-    """
-    max_rows, budget = row_limit(config, capacity)
+    """An empty pool and no rows. Raises ValueError when the limits leave no room, or slots pass int32."""
+    budget = min(config.max_num_batched_tokens, capacity.max_batch_tokens)
+    max_rows = row_limit(config, budget, capacity.max_batch_seqs)
     if max_rows < 1 or capacity.num_blocks < 1 or capacity.block_size < 1:
-        raise ValueError(
-            f"no room to run: {max_rows} rows, {capacity.num_blocks} blocks of {capacity.block_size}"
-        )
+        raise ValueError(f"no room: {max_rows} rows, {capacity.num_blocks} blocks of {capacity.block_size}")
     if capacity.num_blocks * capacity.block_size >= 1 << 31:
         raise ValueError(f"num_blocks {capacity.num_blocks} of {capacity.block_size} pass 2^31 slots")
     rows = Rows(max_rows, capacity.block_size)
     manager = BlockManager(capacity, config, rows, counters, hash_block)
-    return Session(
-        capacity, budget, rows, manager, BatchBuilder(rows, capacity.block_size, budget), InFlight(), applied
-    )
+    batch = BatchBuilder(rows, budget)
+    return Session(capacity, budget, rows, manager, batch, InFlight(), applied, Blocked())

@@ -36,7 +36,6 @@ class Counters:
     preempted_tokens: int = 0
     rollbacks: int = 0
     prompt_tokens_computed: int = 0
-    prompt_tokens_cached: int = 0
     generated_tokens: int = 0
     overshoot_tokens: int = 0
     steps_prefill: int = 0

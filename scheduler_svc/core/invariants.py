@@ -1,0 +1,158 @@
+"""The invariants of kv-cache.md, checked against the whole live state.
+
+Owns the checks; changes nothing and is never needed for a decision. Invariant: it trusts no counter: states,
+references and index are worked out anew from the tables and the lists and compared with what the core keeps.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.lifecycle import Lifecycle
+from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.core.sequence import SeqState
+from scheduler_svc.core.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """violations: one sentence each, empty when all holds. leaked: blocks that no table and no list accounts
+    for.
+    """
+
+    violations: tuple[str, ...]
+    leaked: int
+
+
+def audit(lifecycle: Lifecycle) -> Audit:
+    """Checks I1-I3, I5 and the sequences' whereabouts. Costs a walk over all blocks."""
+    found = list(_sequences(lifecycle))
+    session = lifecycle.session
+    leaked = 0
+    if session is not None:
+        session.manager.settle()
+        for check in _CHECKS:
+            found += check(session)
+        leaked = _leaked(session)
+    return Audit(tuple(found), leaked)
+
+
+def check_plan(lifecycle: Lifecycle, plan: StepPlan) -> list[str]:
+    """Checks I4 and I7 of a plan that was just made: who writes where."""
+    session = lifecycle.session
+    assert session is not None
+    found, size = [], session.capacity.block_size
+    slots = plan.slot_mapping
+    if len(np.unique(slots)) != len(slots):
+        found.append("I7: two tokens of one step share a slot")
+    written = np.unique(slots // size)
+    pool, index = session.manager.pool, session.manager.index
+    for block in written.tolist():
+        published = bool(pool.cached[block])
+        if published and index.published_in[block] != plan.step_id:
+            found.append(f"I4: block {block} is written although it was findable before")
+        if not published and pool.ref_count[block] != 1:
+            found.append(f"I4: block {block} is written by one of its {pool.ref_count[block]} holders")
+    held = set(plan.zero_blocks.tolist()) & set(np.concatenate([plan.table_blocks, written]).tolist())
+    held -= set(plan.table_blocks.tolist())
+    if held:
+        found.append(f"blocks {sorted(held)} are zeroed although they hold content")
+    return found
+
+
+def _sequences(lifecycle: Lifecycle) -> Iterator[str]:
+    """Each live sequence is in the queue or in one row."""
+    waiting = {seq.seq_id for seq in lifecycle.waiting.sequences()}
+    running = {seq.seq_id for seq in lifecycle.session.rows.running()} if lifecycle.session else set()
+    if waiting & running or waiting | running != set(lifecycle.live):
+        yield f"live {sorted(lifecycle.live)}, but waiting {sorted(waiting)} and running {sorted(running)}"
+    for seq in lifecycle.live.values():
+        if (seq.state is SeqState.RUNNING) != (seq.row >= 0) or (seq.row >= 0) != (seq.seq_id in running):
+            yield f"sequence {seq.seq_id} is {seq.state.value} in row {seq.row}"
+
+
+def _states(session: Session) -> Iterator[str]:
+    """I1: every block is in exactly one state."""
+    pool = session.manager.pool
+    places = Counter(pool.free_blocks().tolist()) + Counter(_lru_of(pool))
+    if len(_lru_of(pool)) != pool.lru.count:
+        yield f"I1: {len(_lru_of(pool))} blocks in the LRU queue, counted as {pool.lru.count}"
+    for block in range(pool.num_blocks):
+        idle = pool.ref_count[block] == 0
+        if places[block] != int(idle):
+            yield f"I1: block {block} with {pool.ref_count[block]} references is in {places[block]} lists"
+    for block in pool.free_blocks().tolist():
+        if pool.cached[block]:
+            yield f"I1: free block {block} is findable"
+    for block in _lru_of(pool):
+        if not pool.cached[block]:
+            yield f"I1: evictable block {block} is not findable"
+
+
+def _references(session: Session) -> Iterator[str]:
+    """I2: ref_count is the number of table entries."""
+    entries = _table_entries(session)
+    for block in range(session.manager.pool.num_blocks):
+        counted = session.manager.pool.ref_count[block]
+        if entries[block] != counted:
+            yield f"I2: block {block}: {entries[block]} entries, {counted} counted"
+
+
+def _index(session: Session) -> Iterator[str]:
+    """I3: the index holds exactly the cached blocks, under their keys, each content with one uid."""
+    index, pool = session.manager.index, session.manager.pool
+    cached = np.flatnonzero(pool.cached).tolist()
+    if index.num_entries != len(cached):
+        yield f"I3: {index.num_entries} entries for {len(cached)} findable blocks"
+    uid_of: dict[tuple[int, bytes], int] = {}
+    alive = set(index.uids[cached].tolist())
+    for block in cached:
+        uid, parent = int(index.uids[block]), int(index.parents[block])
+        content = (parent, index.tokens[block].tobytes())
+        if uid <= 0 or uid_of.setdefault(content, uid) != uid:
+            yield f"I3: block {block} has uid {uid}, its content {uid_of[content]}"
+        if parent >= 0 and parent not in alive:
+            yield f"I3: the parent of block {block} is not findable"
+        if not index.holds(block):
+            yield f"I3: block {block} is in the wrong bucket or in none"
+    if len(set(uid_of.values())) != len(uid_of):
+        yield "I3: two contents have one uid"
+
+
+def _tables(session: Session) -> Iterator[str]:
+    """I5: a table covers what is scheduled and no more."""
+    rows, size = session.rows, session.capacity.block_size
+    for seq in rows.running():
+        row = seq.row
+        scheduled, held = int(rows.scheduled[row]), int(rows.num_blocks[row])
+        if held != -(-scheduled // size):
+            yield f"I5: sequence {seq.seq_id} holds {held} blocks for {scheduled} tokens"
+        if rows.room[row] != held * size - scheduled:
+            yield f"I5: row {row} counts {rows.room[row]} free slots"
+        if len(np.unique(rows.blocks_of(row))) != held:
+            yield f"I5: sequence {seq.seq_id} holds a block twice"
+        computed_from = 0 if row in rows.prefilling else int(rows.known[row]) - 1
+        if not computed_from <= scheduled <= rows.last[row]:
+            yield f"sequence {seq.seq_id}: {scheduled} tokens scheduled, {rows.known[row]} known"
+
+
+_CHECKS: tuple[Callable[[Session], Iterator[str]], ...] = (_states, _references, _index, _tables)
+
+
+def _leaked(session: Session) -> int:
+    pool = session.manager.pool
+    entries, lists = _table_entries(session), set(pool.free_blocks().tolist()) | set(_lru_of(pool))
+    return sum(not entries[block] and block not in lists for block in range(pool.num_blocks))
+
+
+def _table_entries(session: Session) -> Counter[int]:
+    rows = session.rows
+    return Counter(block for seq in rows.running() for block in rows.blocks_of(seq.row).tolist())
+
+
+def _lru_of(pool: BlockPool) -> list[int]:
+    blocks: list[int] = pool.lru.oldest(pool.lru.count).tolist()
+    return blocks
