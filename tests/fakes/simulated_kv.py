@@ -1,7 +1,8 @@
 """A KV pool and row table of numbers: what a worker would read and write, without a model.
 
-Owns one (position, token) pair a slot and the rows' tables; knows neither wire nor scheduler. Invariant:
-every rule of a plan is checked, and a row's next token is a hash of the pairs that it reads back.
+Owns one (position, token) pair a slot, with the digest of the context it was computed in, and the rows'
+tables; knows neither wire nor scheduler. Invariant: every rule of a plan is checked, and a row's next token
+is a hash of the pairs that it reads back.
 """
 
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ class _Row:
     context_len: int | None = None  # None: nothing computed since the set-up
     context_digest: int | None = 0  # None: a block of it was poisoned
     sampled: tuple[int, int] | None = None  # (position of the token, token)
+    spoilt: bool = False  # a block of it was poisoned at some time
 
 
 class SimulatedKv:
@@ -48,6 +50,7 @@ class SimulatedKv:
         self.vocab_size = vocab_size
         self.pool_positions = np.full((num_blocks, block_size), NEVER_WRITTEN, np.int32)
         self.pool_tokens = np.full((num_blocks, block_size), NEVER_WRITTEN, np.int32)
+        self.pool_contexts = np.zeros((num_blocks, block_size), np.uint64)
         self.scripts: dict[int, Sequence[int]] = {}
         self._rows: dict[int, _Row] = {}
 
@@ -73,6 +76,7 @@ class SimulatedKv:
         for other in self._rows.values():
             if spoilt & set(other.table):
                 other.context_digest = None
+                other.spoilt = True
 
     def apply(self, plan: PlanLike) -> Int32Array:
         """Obeys one plan and returns its sampled token ids [S]."""
@@ -83,6 +87,7 @@ class SimulatedKv:
         tokens = self._resolve_inputs(plan, owners)
         self._store(plan, owners, tokens)
         words = [self._read(row, int(length)) for row, length in zip(owners, plan.context_lens, strict=True)]
+        self._deepen(owners, plan.query_lens, words)
         return self._sample(plan, owners, starts, words)
 
     def _update_rows(self, plan: PlanLike) -> None:
@@ -128,6 +133,7 @@ class SimulatedKv:
             )
         self.pool_positions[targets] = self.pool_positions[sources]
         self.pool_tokens[targets] = self.pool_tokens[sources]
+        self.pool_contexts[targets] = self.pool_contexts[sources]
 
     def _check_batch(self, plan: PlanLike) -> tuple[list[_Row], Int32Array]:
         """The batch's rows, and [R + 1] where each begins in the flat tokens."""
@@ -213,6 +219,20 @@ class SimulatedKv:
             raise ProtocolViolation("slot_mapping", f"the context of row {row.setup.row} was overwritten")
         row.context_len, row.context_digest = context_len, _total(words)
         return words
+
+    def _deepen(self, owners: list[_Row], query_lens: Int32Array, words: list[UInt64Array]) -> None:
+        """The deeper layers: what a slot holds there depends on the whole context before it."""
+        contexts, slots = self.pool_contexts.ravel(), []
+        for row, query_len, read in zip(owners, query_lens.tolist(), words, strict=True):
+            slots.append(self._slots(row, np.arange(len(read))))
+            contexts[slots[-1][-query_len:]] = read.cumsum()[-query_len:]
+        for row, at, read in zip(owners, slots, words, strict=True):
+            wrong = np.flatnonzero(contexts[at] != read.cumsum())
+            if len(wrong) and not row.spoilt:
+                raise ProtocolViolation(
+                    "table_blocks",
+                    f"row {row.setup.row} reads slot {at[wrong[0]]}, computed after another prefix",
+                )
 
     def _sample(
         self, plan: PlanLike, owners: list[_Row], starts: Int32Array, words: list[UInt64Array]
