@@ -63,6 +63,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 if isinstance(item, Exception):
                     raise item
                 yield item
+        except asyncio.CancelledError:
+            if not context.cancelled():
+                raise
         finally:
             reader.cancel()
             self._outboxes.pop(session.session_id, None)

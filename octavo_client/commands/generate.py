@@ -32,6 +32,8 @@ from octavo_client.console import stderr_console
 from octavo_client.errors import AlreadyExists, InvalidArgument, OctavoError
 from octavo_client.types import BatchEvent, Delta, Finished, GenerateOptions, Request, RequestFailed
 
+_RATE_SECONDS = 0.25
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", nargs="*", help="prompts; without any, JSON lines are read")
@@ -104,6 +106,7 @@ class Job:
         self._answers: dict[str, jsonl.Answer] = {}
         self._open_sequences: dict[str, int] = {}
         self._tokens = 0
+        self._next_rate = 0.0
         self.failed = 0
         console = stderr_console()
         self.progress = Progress(
@@ -156,6 +159,7 @@ class Job:
         if isinstance(event, Delta):
             answer.add(event)
             self._tokens += len(event.token_ids)
+            self._show_rate()
         elif isinstance(event, Finished):
             self._write(answer.finished(request_id, event, self._token_ids))
             self._open_sequences[request_id] -= 1
@@ -168,7 +172,7 @@ class Job:
     def _close(self, request_id: str) -> None:
         with self._lock:
             del self._answers[request_id], self._open_sequences[request_id]
-        self._advance()
+        self.progress.advance(self._task)
 
     def _abandon(self, batch: Batch, error: OctavoError) -> None:
         """The stream broke: what was sent and has not ended failed with it."""
@@ -189,7 +193,9 @@ class Job:
             self._output.write(text + "\n")
             self._output.flush()
 
-    def _advance(self) -> None:
+    def _show_rate(self) -> None:
+        """Brings tokens per second up to date, a few times a second."""
         elapsed = self.progress.tasks[self._task].elapsed or 0.0
-        rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed > 0 else ""
-        self.progress.update(self._task, advance=1, rate=rate)
+        if elapsed >= self._next_rate:
+            self._next_rate = elapsed + _RATE_SECONDS
+            self.progress.update(self._task, rate=f"{self._tokens / max(elapsed, 0.1):,.0f} tokens/s")

@@ -7,6 +7,7 @@ decode of the ids cut at the earliest stop string.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler_svc.text.detokenizer import Detokenizer
 from scheduler_svc.text.stops import StopScanner
@@ -20,8 +21,7 @@ class StopMatch:
     output_len: int
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
+class Emitted(NamedTuple):
     """Text to send now. stopped: set once, by the push that completed a stop string."""
 
     text: str

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+import psutil  # type: ignore[import-untyped]
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -51,21 +53,22 @@ class ServiceProcess:
     def address(self) -> str:
         return str(self.serving["listen"])
 
-    def wait_serving(self, timeout: float = START_SECONDS) -> "ServiceProcess":
-        """Waits for the line `{"event": "serving", ...}`. Raises ProcessFailed."""
-        while self.serving.get("event") != "serving":
-            self.serving = self.next_line(timeout)
-        return self
+    def wait_serving(self, service: str = "", timeout: float = START_SECONDS) -> "ServiceProcess":
+        """Waits for the serving line, of this service when named. Raises ProcessFailed."""
+        while True:
+            line = self.next_line(timeout)
+            if line.get("event") == "serving" and service in ("", line.get("service")):
+                self.serving = line
+                return self
 
     def next_line(self, timeout: float = START_SECONDS) -> dict[str, Any]:
-        """The next whole JSON line of standard output. Raises ProcessFailed."""
+        """The next whole line of standard output, {} when it is not JSON. Raises ProcessFailed."""
         deadline = time.monotonic() + timeout
         while True:
             lines = self.out.read_bytes().split(b"\n")[:-1]
             if len(lines) > self._lines_read:
                 self._lines_read += 1
-                line: dict[str, Any] = json.loads(lines[self._lines_read - 1])
-                return line
+                return _parsed(lines[self._lines_read - 1])
             if self.popen.poll() is not None or time.monotonic() > deadline:
                 raise ProcessFailed(f"{self.name}: exit status {self.popen.poll()}\n{self.log_end()}")
             time.sleep(POLL_SECONDS)
@@ -140,12 +143,41 @@ class Processes:
     def fake_worker(self, listen: str, *flags: str) -> ServiceProcess:
         return self.start("fake", "tests.fakes.fake_worker", "--listen", listen, *flags)
 
+    def serve(self, model: Path, *flags: str) -> ServiceProcess:
+        """`octavo serve` on free ports; `serving` is the scheduler's line."""
+        ports = ["--port", "0", "--metrics-port", "0", "--worker-metrics-port", "0"]
+        fixed = ["--device", "cpu", "--log-format", "json"]
+        process = self.start(
+            "serve", "octavo_client.cli", "serve", "--model", str(model), *ports, *fixed, *flags, wait=False
+        )
+        return process.wait_serving("scheduler")
+
     def close(self) -> None:
         for process in reversed(self.started):
             process.stop()
 
     def logs(self) -> list[tuple[str, str]]:
         return [(process.name, process.log_end()) for process in self.started]
+
+
+def children_of(pid: int, word: str) -> list[int]:
+    """Ids of the living descendants of a process whose command line holds the word."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        try:
+            if word in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def child_environment() -> dict[str, str]:

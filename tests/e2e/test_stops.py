@@ -39,8 +39,8 @@ CASES: dict[str, tuple[list[int], dict[str, Any], int, str, int | None]] = {
     "max_tokens 1": ([10, 11], {"max_tokens": 1}, 1, "LENGTH", None),
     "stop wins over length in one step": ([10, 11, 12, 13], {"stop_token_ids": [13]}, 4, "STOP", 13),
     "stop wins with max_tokens 1": ([10], {"max_tokens": 1, "stop_token_ids": [10]}, 1, "STOP", 10),
-    "no stop before min_tokens": ([11, 11, 11, 12], {"stop_token_ids": [11], "min_tokens": 3}, 3, "STOP", 11),
-    "min_tokens holds EOS back": ([WORKER_EOS, 10, WORKER_EOS], {"ignore_eos": False, "min_tokens": 2},
+    "min_tokens come before a stop id": ([11, 11, 11, 12], {"stop_token_ids": [11], "min_tokens": 2}, 3, "STOP", 11),
+    "min_tokens come before EOS": ([WORKER_EOS, 10, WORKER_EOS], {"ignore_eos": False, "min_tokens": 2},
                                   3, "STOP", WORKER_EOS),
     "a stop id on the first token": ([11], {"stop_token_ids": [11]}, 1, "STOP", 11),
 }  # fmt: skip

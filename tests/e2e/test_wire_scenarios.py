@@ -99,11 +99,10 @@ async def test_a_stop_found_late_costs_an_overshoot_that_nobody_sees(rig: Rig) -
 
 
 async def test_a01_an_abort_in_flight_ends_the_stream_and_frees_its_blocks(rig: Rig) -> None:
-    reply, task = await rig.begin(request(prompt_of(6), 500, request_id="gone"))
+    reply, task = await rig.begin(request(prompt_of(6), 200, request_id="gone"))
     other, other_task = await rig.begin(request(prompt_of(7), 30))
     rig.fake.hold()
-    count = len(rig.fake.plans)
-    await rig.fake.wait_for_plans(count)
+    await asyncio.sleep(0.1)  # what was told before the hold arrives; two steps are in flight now
     assert await rig.abort("gone") == ["gone"]
     told = len(reply.tokens)
     await rig.fake.release()
