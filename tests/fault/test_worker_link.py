@@ -1,0 +1,124 @@
+"""A25, A23: the link to the worker breaks, goes deaf, or stays away, with a fake worker behind it."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from octavo.errors import reason_of
+from tests.e2e.processes import Processes
+from tests.e2e.proxy import Proxy
+from tests.e2e.rig import SMALL, Rig, SchedulerSeat, prompt_of, rig_at, seat_scheduler, wanted
+from tests.e2e.service import Service, request
+from tests.fakes.fake_worker import FakeWorker
+from tests.fakes.faults import FaultKind
+
+
+@pytest.fixture(scope="module")
+def hasty(shared_processes: Processes, tiny_llama: Path) -> SchedulerSeat:
+    """A scheduler that soon loses patience."""
+    flags = [
+        "--step-timeout-seconds",
+        "1.5",
+        "--worker-liveness-seconds",
+        "1",
+        "--worker-grace-seconds",
+        "1.5",
+    ]
+    return seat_scheduler(shared_processes, tiny_llama, *flags)
+
+
+def fails_with(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
+    return error.code(), reason_of(error)
+
+
+async def begin_all(rig: Rig, count: int = 5, tokens: int = 50) -> list["asyncio.Task[object]"]:
+    runs = await asyncio.gather(*(rig.begin(request(prompt_of(6 + i, i), tokens)) for i in range(count)))
+    return [task for _, task in runs]
+
+
+async def check_whole(tasks: list["asyncio.Task[object]"], tokens: int = 50) -> None:
+    replies = await asyncio.gather(*tasks)
+    assert [r.tokens for r in replies] == [  # type: ignore[attr-defined]
+        wanted(prompt_of(6 + i, i), tokens) for i in range(len(tasks))
+    ]
+
+
+@pytest.mark.parametrize("kind", [FaultKind.DROP, FaultKind.REORDER])
+async def test_a26_a_lost_answer_costs_a_session_and_no_token(hasty: SchedulerSeat, kind: FaultKind) -> None:
+    async with rig_at(hasty) as rig:
+        rig.fake.step_delay = 0.002
+        tasks = await begin_all(rig)
+        rig.fake.inject(kind)
+        await check_whole(tasks)
+        assert len(rig.fake.sessions) == (2 if kind is FaultKind.DROP else 1)
+
+
+async def test_a23_a_step_past_its_deadline_costs_a_session_and_no_token(hasty: SchedulerSeat) -> None:
+    async with rig_at(hasty) as rig:
+        rig.fake.step_delay = 0.002
+        tasks = await begin_all(rig)
+        rig.fake.hold()
+        await rig.service.wait_ready(False)
+        await rig.fake.release()
+        await check_whole(tasks)
+
+
+async def test_a_link_that_breaks_costs_a_session_and_no_token(
+    processes: Processes, tiny_llama: Path
+) -> None:
+    fake = FakeWorker(replace(SMALL, step_delay=0.002))
+    await fake.start(f"unix:{processes.folder}/far.sock")
+    async with Proxy(fake.address) as proxy:
+        flags = ["--worker-liveness-seconds", "1"]
+        process = await asyncio.to_thread(processes.scheduler, tiny_llama, proxy.address, *flags)
+        async with Service(process.address) as service:
+            await service.wait_ready()
+            rig = Rig(SchedulerSeat(process, proxy.address), service, fake)
+            for trouble in (proxy.break_all, proxy.swallow):
+                tasks = await begin_all(rig)
+                trouble()
+                await service.wait_ready(False, timeout=5)
+                proxy.pass_on()
+                await check_whole(tasks)
+    assert not fake.violations
+    assert len(fake.sessions) >= 3
+    await fake.die()
+
+
+async def test_after_the_grace_period_requests_end_with_worker_lost(hasty: SchedulerSeat) -> None:
+    async with rig_at(hasty) as rig:
+        rig.fake.step_delay = 0.005
+        (task,) = await begin_all(rig, count=1, tokens=1000)
+        await rig.fake.die()
+        with pytest.raises(grpc.aio.AioRpcError) as running:
+            await task
+        assert fails_with(running.value) == (grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")
+        with pytest.raises(grpc.aio.AioRpcError) as fresh:
+            await rig.service.generate(prompt_of(4), 3)
+        assert fails_with(fresh.value) == (grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")
+        await rig.fake.restart()
+        await rig.service.wait_ready()
+        assert (await rig.service.generate(prompt_of(4), 3)).tokens == wanted(prompt_of(4), 3)
+
+
+async def test_before_the_first_worker_a_scheduler_lives_and_says_so(
+    processes: Processes, tiny_llama: Path
+) -> None:
+    process = await asyncio.to_thread(processes.scheduler, tiny_llama, f"unix:{processes.folder}/none.sock")
+    async with Service(process.address) as service:
+        assert not await service.ready()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await service.generate(prompt_of(4), 3)
+        assert fails_with(refused.value) == (grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")
+
+
+async def test_a_worker_with_another_pool_size_takes_over(hasty: SchedulerSeat) -> None:
+    async with rig_at(hasty) as rig:
+        rig.fake.step_delay = 0.002
+        tasks = await begin_all(rig)
+        await rig.fake.restart(replace(SMALL, num_blocks=40, block_size=3))
+        await check_whole(tasks)
+        assert (await rig.service.stats()).block_size == 3
