@@ -65,20 +65,22 @@ async def _serve(found: Examined) -> int:
     metrics_server = metrics.serve(settings.metrics_host, settings.metrics_port)
     servicer = WorkerServicer(epoch)
     server = WorkerServer(servicer, *_message_limits(found))
-    address = await server.start(settings.listen)
-    _log.info("listening on %s, epoch %s, loading %s", address, epoch_text(epoch), settings.model)
-    loaded = await _load_unless_stopped(found, stopping)
     loop = None
-    if loaded is not None:
-        metrics.loaded(loaded.size)
-        loop = StepLoop(loaded.runner, epoch, metrics, poisoned)
-        loop.start()
-        servicer.ready(loaded.capacity, loop)
-        await server.set_serving(True)
-        announce_serving("worker", address, metrics_server.port)
-        await stopping.wait()
-    await server.stop(STOP_GRACE_SECONDS)
-    metrics_server.close()
+    try:
+        address = await server.start(settings.listen)
+        _log.info("listening on %s, epoch %s, loading %s", address, epoch_text(epoch), settings.model)
+        loaded = await _load_unless_stopped(found, stopping)
+        if loaded is not None:
+            metrics.loaded(loaded.size)
+            loop = StepLoop(loaded.runner, epoch, metrics, poisoned)
+            loop.start()
+            servicer.ready(loaded.capacity, loop)
+            await server.set_serving(True)
+            announce_serving("worker", address, metrics_server.port)
+            await stopping.wait()
+    finally:
+        await server.stop(STOP_GRACE_SECONDS)
+        metrics_server.close()
     if failure:
         _log.error("the device cannot go on: %s", failure)
         return 1

@@ -23,7 +23,7 @@ from gpu_worker.rows import Limits
 from octavo.handshake import PROTOCOL_VERSION
 from octavo.worker.v1 import worker_pb2
 from paged_kernels import dispatch
-from paged_kernels.contracts import ArgumentError
+from paged_kernels.contracts import KernelError
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def examine(settings: Settings) -> Examined:
         kernels = dispatch.select(
             settings.kernel_backend, device.torch_device, dtype, config.head_dim, settings.block_size
         )
-    except ArgumentError as error:
+    except KernelError as error:
         raise SettingsError(str(error)) from error
     block_bytes = bytes_per_block(config, settings.block_size, dtype)
     return Examined(settings, files, config, device, dtype, why, kernels, max_model_len, block_bytes)

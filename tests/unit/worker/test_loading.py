@@ -1,0 +1,118 @@
+"""From settings to a worker: what is refused before weights are read, capacity, fingerprints, dtype
+(A09, A31).
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker.config import SETTING_NAMES, Settings, read_settings
+from gpu_worker.errors import SettingsError, WorkerError
+from gpu_worker.loading import activation_bytes, examine, fingerprint, load
+from octavo.environment import WORKER_NAMES
+from tests.fixtures.tiny_model import TinyShape, write_tiny_model
+
+SMALL = ("--num-blocks", "32", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    for name in list(os.environ):
+        if name.startswith("OCTAVO_"):
+            monkeypatch.delenv(name)
+
+
+def settings_of(model: Path, *flags: str) -> Settings:
+    return read_settings(["--model", str(model), *SMALL, *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--model", "/nonexistent"), "model: /nonexistent is neither a folder nor a .gguf file"),
+        (("--max-model-len", "5000"), "max_model_len: 5000, the model's limit is 2048"),
+        (("--num-layers", "1"), "num_layers: only with --load-format dummy"),
+        (("--num-layers", "9", "--load-format", "dummy"), "num_layers: 9, the model has 2"),
+        (("--block-size", "5000"), "block_size: .*4096"),
+        (("--num-blocks", "0"), "num_blocks: .*1"),
+        (("--dtype", "int8"), "dtype: "),
+        (("--kernel-backend", "triton"), "kernel backend triton cannot run"),
+        (("--device", "cuda"), "device: cuda was asked for"),
+    ],
+)
+def test_a31_refused_before_any_weight_is_read(tiny_llama: Path, flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(WorkerError, match=words):
+        examine(settings_of(tiny_llama, *flags))
+
+
+def test_a31_no_room_for_a_pool_is_an_error_with_the_knob(tiny_llama: Path) -> None:
+    settings = read_settings(["--model", str(tiny_llama), "--gpu-memory-utilization", "0.000001"])
+    with pytest.raises(SettingsError, match="raise --gpu-memory-utilization"):
+        load(examine(settings))
+
+
+def test_flags_win_over_variables(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_NUM_BLOCKS", "7")
+    monkeypatch.setenv("OCTAVO_BLOCK_SIZE", "8")
+    monkeypatch.setenv("OCTAVO_WORKER_SERVICE_HOST", "10.0.0.1")
+    settings = read_settings(["--model", str(tiny_llama), "--num-blocks", "9"])
+    assert (settings.num_blocks, settings.block_size) == (9, 8)
+
+
+def test_a_misspelt_variable_is_refused(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_BLOK_SIZE", "8")
+    with pytest.raises(SettingsError, match="OCTAVO_BLOK_SIZE"):
+        settings_of(tiny_llama)
+
+
+def test_every_setting_is_a_known_variable() -> None:
+    assert set(SETTING_NAMES) == set(WORKER_NAMES)
+
+
+def test_capacity_says_what_was_built(tiny_qwen3: Path) -> None:
+    capacity = load(examine(settings_of(tiny_qwen3, "--block-size", "4", "--max-model-len", "100"))).capacity
+    assert capacity.model_id == tiny_qwen3.name
+    assert (capacity.num_blocks, capacity.block_size, capacity.max_model_len) == (32, 4, 100)
+    assert (capacity.max_batch_tokens, capacity.max_batch_seqs) == (64, 4)
+    assert capacity.bytes_per_block == 2 * 2 * 4 * 2 * 16 * 4
+    assert list(capacity.eos_token_ids) == [0, 2]
+    assert capacity.kv_layout == "kv,layer,block,slot,kv_head,head_dim"
+    assert len(capacity.model_fingerprint) == 32
+
+
+def test_dummy_weights_need_only_a_config(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((tiny_llama / "config.json").read_text())
+    loaded = load(examine(settings_of(tmp_path, "--load-format", "dummy", "--num-layers", "1")))
+    assert len(loaded.runner.decoder.layers) == 1
+    assert loaded.capacity.bytes_per_block == 2 * 1 * 16 * 2 * 16 * 4
+
+
+def test_a09_the_fingerprint_follows_weights_dtype_and_config(tmp_path: Path) -> None:
+    def made(name: str, shape: TinyShape, extra: dict[str, Any] | None = None, *flags: str) -> str:
+        return fingerprint(examine(settings_of(write_tiny_model(tmp_path / name, shape, extra), *flags)))
+
+    base = made("a", TinyShape(seed=1))
+    assert made("b", TinyShape(seed=1)) == base
+    others = {
+        made("c", TinyShape(seed=2)),
+        made("d", TinyShape(seed=1), {"rope_theta": 500.0}),
+        made("e", TinyShape(seed=1), None, "--dtype", "bfloat16"),
+        made("f", TinyShape(seed=1), None, "--load-format", "dummy"),
+    }
+    assert len(others) == 4
+    assert base not in others
+
+
+def test_activation_estimate_grows_with_the_step(tiny_llama: Path) -> None:
+    small = activation_bytes(examine(settings_of(tiny_llama)))
+    assert activation_bytes(examine(settings_of(tiny_llama, "--max-num-batched-tokens", "640"))) > small
+    assert activation_bytes(examine(settings_of(tiny_llama, "--max-num-seqs", "8"))) > small
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_every_dtype_loads_and_runs_a_step(tiny_qwen3: Path, dtype: str) -> None:
+    loaded = load(examine(settings_of(tiny_qwen3, "--dtype", dtype)))
+    assert loaded.capacity.kv_dtype == dtype

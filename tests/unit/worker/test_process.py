@@ -1,0 +1,145 @@
+"""The worker as a process: serving line, early port, capacity, signals, orphans, refusals in one line
+(A24, A25, A31).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
+from tests.e2e.processes import REPOSITORY, Processes, child_environment
+
+SMALL = ("--num-blocks", "32", "--max-num-seqs", "4", "--max-num-batched-tokens", "64")
+
+
+def test_a31_default_flags_serve_and_report(processes: Processes, tiny_qwen3: Path) -> None:
+    """CPU-only start without flags for the pool; the breakdown adds up; SIGTERM ends with status 0."""
+    worker = processes.worker(tiny_qwen3, "127.0.0.1:0")
+    assert worker.serving["service"] == "worker"
+    with grpc.insecure_channel(worker.address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        capacity = stub.GetCapacity(worker_pb2.GetCapacityRequest())
+        request = health_pb2.HealthCheckRequest(service="octavo.worker.v1.WorkerService")
+        status = health_pb2_grpc.HealthStub(channel).Check(request).status
+    assert status == health_pb2.HealthCheckResponse.SERVING
+    assert capacity.block_size == 16
+    assert capacity.num_blocks == 256 * 2048 // 16
+    assert capacity.max_model_len == 2048
+    assert capacity.vocab_size == 384
+    assert list(capacity.eos_token_ids) == [0, 2]
+    assert capacity.kv_dtype == "float32"
+    assert {kernel.op for kernel in capacity.kernels} >= {"store_kvcache", "paged_attention"}
+    memory = capacity.memory
+    parts = memory.weight_bytes + memory.activation_bytes + memory.pool_bytes + memory.slack_bytes
+    assert parts == memory.budget_bytes <= memory.total_bytes
+    assert memory.pool_bytes == (capacity.num_blocks + 1) * capacity.bytes_per_block
+    url = f"http://127.0.0.1:{worker.serving['metrics_port']}/metrics"
+    text = urllib.request.urlopen(url).read().decode()
+    (line,) = [
+        line for line in text.splitlines() if line.startswith('octavo_worker_memory_bytes{use="pool"}')
+    ]
+    assert float(line.split()[1]) == memory.pool_bytes
+    assert worker.stop() == 0
+
+
+def test_restarts_have_another_epoch_and_the_same_fingerprint(
+    processes: Processes, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """A09, A25: the KV content dies with the process; the weights are the same. On a Unix socket."""
+    seen = []
+    for _ in range(2):
+        worker = processes.worker(tiny_llama, f"unix:{tmp_path}/w.sock", *SMALL)
+        with grpc.insecure_channel(worker.address) as channel:
+            seen.append(
+                worker_pb2_grpc.WorkerServiceStub(channel).GetCapacity(worker_pb2.GetCapacityRequest())
+            )
+        worker.kill()
+    assert seen[0].worker_epoch != seen[1].worker_epoch
+    assert seen[0].model_fingerprint == seen[1].model_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--num-blocks", "10000000"], "lower --num-blocks"),
+        (["--listen", "0.0.0.0:0"], "--allow-insecure-bind"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(tiny_llama: Path, flags: list[str], words: str) -> None:
+    code, lines = run_worker(
+        ["--model", str(tiny_llama), "--listen", "127.0.0.1:0", "--metrics-port", "0", *flags]
+    )
+    assert code == 1
+    assert words in lines[-1]["message"]
+    assert "exception" not in lines[-1]
+
+
+def run_worker(arguments: list[str], env: dict[str, str] | None = None) -> tuple[int, list[dict[str, str]]]:
+    result = subprocess.run(
+        [sys.executable, "-m", "gpu_worker", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=REPOSITORY,
+        env=child_environment() | (env or {}),
+    )
+    assert not result.stdout
+    return result.returncode, [json.loads(line) for line in result.stderr.splitlines()]
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-m", "gpu_worker", *sys.argv[1:]], stdout=subprocess.PIPE)
+print(child.pid, flush=True)
+print(child.stdout.readline().decode(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a25_a_worker_started_by_a_supervisor_ends_with_it(tiny_llama: Path) -> None:
+    flags = ["--model", str(tiny_llama), "--listen", "127.0.0.1:0", "--metrics-port", "0", *SMALL]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *flags, "--exit-with-parent"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=REPOSITORY,
+        env=child_environment(),
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert json.loads(parent.stdout.readline())["event"] == "serving"
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 20
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(child)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie that nobody waits for does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_sigterm_while_loading_ends_at_once(processes: Processes, tiny_llama: Path) -> None:
+    """The port answers before the model is there: liveness SERVING, readiness NOT_SERVING."""
+    worker = processes.worker(tiny_llama, "127.0.0.1:0", *SMALL, wait=False)
+    while "listening on" not in worker.log_end():
+        assert worker.alive()
+        time.sleep(0.005)
+    worker.popen.send_signal(signal.SIGTERM)
+    assert worker.popen.wait(20) == 0
