@@ -3,6 +3,9 @@
 Owns keepalive, message limits and the rule for insecure addresses; knows no message's content. Invariant: a
 client's ping interval is never shorter than what a server accepts, so that no quiet stream dies with
 too_many_pings.
+
+Newer gRPC waits for the answer to a ping by ping_timeout_ms (60 s by default), whatever a shorter
+keepalive_timeout_ms says; so both are set.
 """
 
 import ipaddress
@@ -28,6 +31,7 @@ def server_options(max_receive: int, max_send: int = LARGEST_MESSAGE) -> Channel
         ("grpc.max_send_message_length", max_send),
         ("grpc.keepalive_time_ms", SERVER_PING_SECONDS * 1000),
         ("grpc.keepalive_timeout_ms", PING_TIMEOUT_SECONDS * 1000),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_SECONDS * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", ACCEPTED_PING_SECONDS * 1000),
         ("grpc.http2.max_pings_without_data", 0),
@@ -42,6 +46,7 @@ def client_options(max_receive: int, max_send: int = LARGEST_MESSAGE) -> Channel
         ("grpc.max_send_message_length", max_send),
         ("grpc.keepalive_time_ms", CLIENT_PING_SECONDS * 1000),
         ("grpc.keepalive_timeout_ms", PING_TIMEOUT_SECONDS * 1000),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_SECONDS * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.use_local_subchannel_pool", 1),
