@@ -1,16 +1,17 @@
 """The operations in plain PyTorch: the reference on every device, and what runs where no faster kernel can.
 
 Owns nothing but arithmetic; knows neither sequences nor which backend was chosen. Invariant: a slot outside a
-row's context is never read, so whatever an unused slot holds (NaN included) cannot reach a result.
+row's context never enters the arithmetic, so whatever it holds (NaN included) cannot reach a result.
 """
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from paged_kernels import contracts
 
 _QUERIES_PER_TILE = 256
-_DECODE_TILE_SLOTS = 1 << 17
+_DECODE_TILE_SLOTS = 8192
 
 
 def store_kvcache(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slot_mapping: Tensor) -> None:
@@ -68,7 +69,12 @@ def paged_attention(
             keys, values = _gather(k_pool, v_pool, block_tables[row], context)
             _attend_row(query[start:end], keys, values, scale, out[start:end])
     for rows in _decode_tiles(decodes, contexts):
-        _attend_decodes(query, k_pool, v_pool, block_tables, rows, starts, contexts, scale, out)
+        first = rows[0]
+        if len(rows) == 1:
+            keys, values = _gather(k_pool, v_pool, block_tables[first], contexts[first])
+            _attend_row(query[starts[first]][None], keys, values, scale, out[starts[first]][None])
+        else:
+            _attend_decodes(query, k_pool, v_pool, block_tables, rows, starts, contexts, scale, out)
     return out
 
 
@@ -105,17 +111,22 @@ def _slots_of(pool: Tensor) -> Tensor:
     return pool.view(blocks * block_size, kv_heads, head_dim)
 
 
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def _sdpa_is_exact(query: Tensor) -> bool:
+    """Whether PyTorch's fused attention accumulates as wide as the contract asks: on CPU, up to float32."""
+    return query.device.type == "cpu" and query.dtype != torch.float64
 
 
 def _gather(k_pool: Tensor, v_pool: Tensor, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """K and V of one row's context as [Hkv, context, D], reading used slots only."""
-    block_size = k_pool.shape[1]
-    positions = torch.arange(context, device=table.device)
-    slots = table.long()[positions // block_size] * block_size + positions % block_size
-    keys = _slots_of(k_pool).index_select(0, slots)
-    values = _slots_of(v_pool).index_select(0, slots)
+    """K and V of one row's context as [Hkv, context, D], without the last block's unused slots."""
+    block_size, kv_heads, head_dim = k_pool.shape[1:]
+    if context * 2 < block_size:
+        slots = torch.arange(context, device=table.device).add_(table[0] * block_size)
+        keys, values = _slots_of(k_pool).index_select(0, slots), _slots_of(v_pool).index_select(0, slots)
+    else:
+        held = table[: -(-context // block_size)]
+        shape = (held.shape[0] * block_size, kv_heads, head_dim)
+        keys = k_pool.index_select(0, held).view(shape)[:context]
+        values = v_pool.index_select(0, held).view(shape)[:context]
     return keys.transpose(0, 1), values.transpose(0, 1)
 
 
@@ -123,29 +134,72 @@ def _attend_row(query: Tensor, keys: Tensor, values: Tensor, scale: float, out: 
     """One row: query, out [Q, Hq, D]; keys, values [Hkv, C, D]. Tiles of queries bound the scores' memory."""
     count, heads, head_dim = query.shape
     kv_heads, context, _ = keys.shape
-    dtype = _accumulator(query.dtype)
-    keys, values = keys.to(dtype), values.to(dtype)
+    if _sdpa_is_exact(query) and count == 1:
+        grouped = query.reshape(1, kv_heads, heads // kv_heads, head_dim)
+        result = scaled_dot_product_attention(grouped, keys[None], values[None], scale=scale)
+        out.copy_(result.view(1, heads, head_dim))
+        return
+    if _sdpa_is_exact(query) and count == context:
+        _attend_fused(query, keys, values, None, scale, out)
+        return
+    attend = _attend_fused if _sdpa_is_exact(query) else _attend_by_products
     for first in range(0, count, _QUERIES_PER_TILE):
         last = min(first + _QUERIES_PER_TILE, count)
         visible = context - count + last
-        tile = query[first:last].to(dtype).mul(scale).view(last - first, kv_heads, -1, head_dim)
-        tile = tile.permute(1, 2, 0, 3)
-        scores = tile.reshape(kv_heads, -1, head_dim) @ keys[:, :visible].transpose(1, 2)
-        scores = scores.view(kv_heads, heads // kv_heads, last - first, visible)
-        limit = torch.arange(visible - (last - first), visible, device=query.device)
-        hidden = torch.arange(visible, device=query.device) > limit[:, None]
-        weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
-        result = weights.view(kv_heads, -1, visible) @ values[:, :visible]
-        result = result.view(kv_heads, heads // kv_heads, last - first, head_dim).permute(2, 0, 1, 3)
-        out[first:last] = result.reshape(last - first, heads, head_dim).to(out.dtype)
+        limits = torch.arange(visible - (last - first), visible, device=query.device)
+        hidden = torch.arange(visible, device=query.device) > limits[:, None]
+        attend(query[first:last], keys[:, :visible], values[:, :visible], hidden, scale, out[first:last])
+
+
+def _attend_fused(
+    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, scale: float, out: Tensor
+) -> None:
+    """A tile of one row by PyTorch's fused attention; hidden [Q, C], or None for plain causal."""
+    mask = None
+    if hidden is not None:
+        mask = query.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    result = scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=True,
+    )
+    out.copy_(result[0].transpose(0, 1))
+
+
+def _attend_by_products(
+    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, out: Tensor
+) -> None:
+    """A tile of one row by two matrix products, in float64 for float64 and in float32 otherwise."""
+    count, heads, head_dim = query.shape
+    kv_heads, context, _ = keys.shape
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    grouped = query.to(dtype).mul(scale).view(count, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    scores = grouped.reshape(kv_heads, -1, head_dim) @ keys.to(dtype).transpose(1, 2)
+    scores = scores.view(kv_heads, heads // kv_heads, count, context)
+    weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+    result = weights.view(kv_heads, -1, context) @ values.to(dtype)
+    result = result.view(kv_heads, heads // kv_heads, count, head_dim).permute(2, 0, 1, 3)
+    out.copy_(result.reshape(count, heads, head_dim))
 
 
 def _decode_tiles(rows: list[int], contexts: list[int]) -> list[list[int]]:
-    """Decode rows in groups of similar context, so that padding to a group's longest costs little."""
+    """Decode rows in groups of similar context, longest first.
+
+    Padding to a group's longest then costs little, a group's K and V stay in the processor's cache, and few
+    calls mean few thread barriers.
+    """
     tiles: list[list[int]] = []
     for row in sorted(rows, key=lambda r: -contexts[r]):
         longest = contexts[tiles[-1][0]] if tiles else 0
-        if tiles and 2 * contexts[row] >= longest and (len(tiles[-1]) + 1) * longest <= _DECODE_TILE_SLOTS:
+        if (
+            tiles
+            and 4 * contexts[row] >= 3 * longest
+            and (len(tiles[-1]) + 1) * longest <= _DECODE_TILE_SLOTS
+        ):
             tiles[-1].append(row)
         else:
             tiles.append([row])
@@ -164,17 +218,26 @@ def _attend_decodes(
     out: Tensor,
 ) -> None:
     """Rows of one query each, longest first, by a padded gather; padding repeats the row's own last slot."""
-    device, dtype = query.device, _accumulator(query.dtype)
+    device, longest = query.device, contexts[rows[0]]
     block_size, kv_heads, head_dim = k_pool.shape[1:]
     tokens = torch.tensor([starts[row] for row in rows], device=device)
     lengths = torch.tensor([contexts[row] for row in rows], device=device)[:, None]
-    positions = torch.arange(contexts[rows[0]], device=device).expand(len(rows), -1)
+    positions = torch.arange(longest, device=device)
     used = positions.minimum(lengths - 1)
-    tables = block_tables[torch.tensor(rows, device=device)].long()
-    slots = tables.gather(1, used // block_size) * block_size + used % block_size
-    keys = _slots_of(k_pool)[slots].to(dtype).permute(0, 2, 3, 1)
-    values = _slots_of(v_pool)[slots].to(dtype).transpose(1, 2)
-    queries = query[tokens].to(dtype).mul(scale).view(len(rows), kv_heads, -1, head_dim)
-    scores = (queries @ keys).masked_fill_((positions >= lengths)[:, None, None], float("-inf"))
-    result = scores.softmax(-1) @ values
-    out[tokens] = result.reshape(len(rows), -1, head_dim).to(out.dtype)
+    tables = block_tables.index_select(0, torch.tensor(rows, device=device))
+    slots = tables.gather(1, used // block_size).long().mul_(block_size).add_(used % block_size).view(-1)
+    shape = (len(rows), longest, kv_heads, head_dim)
+    keys = _slots_of(k_pool).index_select(0, slots).view(shape).transpose(1, 2)
+    values = _slots_of(v_pool).index_select(0, slots).view(shape).transpose(1, 2)
+    grouped = query.index_select(0, tokens).view(len(rows), kv_heads, -1, head_dim)
+    hidden = (positions >= lengths)[:, None, None]
+    if _sdpa_is_exact(query):
+        mask = None
+        if contexts[rows[-1]] < longest:
+            mask = query.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+        result = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+    else:
+        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        scores = grouped.to(dtype).mul(scale) @ keys.to(dtype).transpose(2, 3)
+        result = scores.masked_fill_(hidden, float("-inf")).softmax(-1) @ values.to(dtype)
+    out.index_copy_(0, tokens, result.reshape(len(rows), -1, head_dim).to(out.dtype))
