@@ -58,8 +58,8 @@ class SchedulerConfig:
 
     max_num_seqs: rows of a step. max_num_batched_tokens: new tokens of a step. max_prefill_chunk: new tokens
     of one row in a step (0: no bound but the budget). watermark_blocks: blocks left free by an admission, but
-    on an empty pool. depth: steps in flight (1 or 2). hash_seed: 16 random bytes, the root parent of the
-    prefix index.
+    on an empty pool; more when many sequences run. depth: steps in flight (1 or 2). hash_seed: 16 random
+    bytes, the root parent of the prefix index.
     """
 
     max_num_seqs: int = 256

@@ -26,6 +26,11 @@ from scheduler_svc.core.session import Blocked, Session
 from scheduler_svc.core.stats import Counters
 from scheduler_svc.core.waiting_queue import WaitingQueue
 
+RUNNING_PER_RESERVED_BLOCK = 4
+"""An admission leaves a block for every so many running sequences, so that their growth does not soon preempt
+it.
+"""
+
 
 @dataclass(slots=True)
 class PrefillPass:
@@ -100,13 +105,13 @@ class PrefillPass:
     def _admit(self, seq: Sequence) -> bool:
         """Gives the head of the queue a row if its whole context fits, with a reserve unless nobody runs."""
         session, manager = self.session, self.session.manager
-        spare = manager.pool.available - self._promised()
-        if session.rows.count and session.blocked.holds(seq.arrival, spare, manager.index.num_published):
+        spare, running = manager.pool.available - self._promised(), session.rows.count
+        if running and session.blocked.holds(seq.arrival, spare, manager.index.num_published):
             return False
         hits = manager.match_prefix(seq)
         idle_hits = int(np.count_nonzero(manager.pool.ref_count[hits] == 0))  # they stop being available too
         needed = manager.blocks_for(len(seq.tokens)) - len(hits) + idle_hits
-        needed += self.config.watermark_blocks if session.rows.count else 0
+        needed += max(self.config.watermark_blocks, running // RUNNING_PER_RESERVED_BLOCK) if running else 0
         if needed > spare:
             session.blocked = Blocked(seq.arrival, needed, manager.index.num_published)
             return False
