@@ -86,11 +86,19 @@ def versions() -> Iterator[Finding]:
     """Python and the packages of each part."""
     new_enough = sys.version_info >= (3, 11)
     yield Finding(
-        Level.OK if new_enough else Level.FAIL, "python", f"{platform.python_version()} at {sys.prefix}"
+        Level.OK if new_enough else Level.FAIL,
+        "python",
+        f"{platform.python_version()} at {_near(sys.prefix)}",
     )
     for extra, names in (("", _CLIENT), ("scheduler", _SCHEDULER), ("worker", _WORKER)):
         for name in names:
             yield _package(name, extra)
+
+
+def _near(path: str) -> str:
+    """The path, from here when it lies below."""
+    place = Path(path)
+    return str(place.relative_to(Path.cwd())) if place.is_relative_to(Path.cwd()) else path
 
 
 def _package(name: str, extra: str) -> Finding:
