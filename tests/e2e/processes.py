@@ -34,6 +34,7 @@ class ServiceProcess:
         self.name = name
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
         self._lines_read = 0
+        self._asked_to_stop = False
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
@@ -95,11 +96,17 @@ class ServiceProcess:
     def thaw(self) -> None:
         self.popen.send_signal(signal.SIGCONT)
 
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once; also to a frozen process."""
+        if self.alive() and not self._asked_to_stop:
+            self._asked_to_stop = True
+            self.thaw()
+            self.popen.terminate()
+
     def stop(self, timeout: float = STOP_SECONDS) -> int:
         """SIGTERM, then kill -9 after the timeout. Returns the exit status."""
         if self.alive():
-            self.thaw()
-            self.popen.terminate()
+            self.ask_to_stop()
             try:
                 self.popen.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -153,7 +160,9 @@ class Processes:
         return process.wait_serving("scheduler")
 
     def close(self) -> None:
-        for process in reversed(self.started):
+        for process in self.started:
+            process.ask_to_stop()
+        for process in self.started:
             process.stop()
 
     def logs(self) -> list[tuple[str, str]]:

@@ -66,11 +66,13 @@ async def rig_at(seat: SchedulerSeat, settings: FakeSettings = SMALL) -> AsyncIt
     fake = FakeWorker(settings)
     await fake.start(seat.worker_address)
     async with Service(seat.process.address) as service:
-        await service.wait_ready()
-        yield Rig(seat, service, fake)
-        assert not fake.violations
-        await fake.die()
-        await service.wait_ready(False)
+        try:
+            await service.wait_ready()
+            yield Rig(seat, service, fake)
+            assert not fake.violations
+        finally:
+            await fake.die()
+            await service.wait_ready(False)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

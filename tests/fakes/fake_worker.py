@@ -221,8 +221,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             plan = self._checked(session, message, fault)
             result.token_ids = self.kv.apply(plan).astype("<i4").tobytes()
         except ProtocolViolation as broken:
+            expected = session.failed or (fault is not None and fault.kind in BEFORE_APPLY)
             session.failed = True
-            if fault is None or fault.kind not in BEFORE_APPLY:
+            if not expected:
                 self.violations.append(f"step {message.step_id}: {broken}")
             result.failure.reason = worker_pb2.STEP_FAILURE_REASON_INVALID_PLAN
             result.failure.detail = str(broken)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from octavo.errors import reason_of
@@ -88,6 +89,8 @@ async def test_a02_a_client_whose_network_vanishes_leaves_within_the_keepalive_b
 
 async def test_a22_streams_that_nobody_reads_hold_nobody_up(rig: Rig) -> None:
     rig.fake.step_delay = 0.0
+    scheduler = psutil.Process(rig.seat.process.pid)
+    before = scheduler.memory_info().rss
     calls = [rig.service.inference.Generate(request(prompt_of(9, seed), LONG)) for seed in range(20)]
     await asyncio.gather(*(call.read() for call in calls))
     prompt = prompt_of(30)
@@ -95,8 +98,11 @@ async def test_a22_streams_that_nobody_reads_hold_nobody_up(rig: Rig) -> None:
     assert reader.tokens == wanted(prompt, 200)
     for call in calls[:10]:
         call.cancel()
+    assert scheduler.memory_info().rss - before < 64 << 20
     for seed, call in enumerate(calls[10:], 10):  # whoever reads late still gets everything
-        tokens = [token async for event in call for token in event.delta.token_ids]
+        tokens: list[int] = []
+        while (event := await call.read()) is not grpc.aio.EOF:
+            tokens += event.delta.token_ids
         assert tokens[-50:] == wanted(prompt_of(9, seed), LONG)[-50:]
     await rig.service.wait_idle()
 

@@ -90,8 +90,8 @@ async def test_a_link_that_breaks_costs_a_session_and_no_token(
 
 async def test_after_the_grace_period_requests_end_with_worker_lost(hasty: SchedulerSeat) -> None:
     async with rig_at(hasty) as rig:
-        rig.fake.step_delay = 0.005
-        (task,) = await begin_all(rig, count=1, tokens=1000)
+        rig.fake.step_delay = 0.01
+        (task,) = await begin_all(rig, count=1, tokens=200)
         await rig.fake.die()
         with pytest.raises(grpc.aio.AioRpcError) as running:
             await task

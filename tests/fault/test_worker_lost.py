@@ -18,7 +18,7 @@ from tests.e2e.rig import prompt_of, until
 from tests.e2e.service import Reply, Service, request
 
 STREAMS = 20
-TOKENS = 120
+TOKENS = 100
 
 
 @dataclass
@@ -56,7 +56,7 @@ def stack(shared_processes: Processes, tiny_llama: Path) -> Stack:
 async def _calm(process: ServiceProcess) -> list[list[int]]:
     async with Service(process.address) as service:
         await service.wait_ready(timeout=60)
-        return [(await service.run(message)).tokens for message in streams()]
+        return [reply.tokens for reply in await service.run_all(streams())]
 
 
 async def run_through(stack: Stack, trouble: Callable[[Service], Awaitable[None]]) -> list[Reply]:

@@ -1,0 +1,135 @@
+"""A05, A06, A10, A12, A18: the real worker gives the same tokens however its work is scheduled.
+
+The tiny models run in float64, where rounding picks no token. Each setting is compared with a cold run: one
+request at a time, no cache, a pool and a step that hold everything.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from octavo.v1 import inference_pb2 as pb
+from tests.e2e.processes import Processes, ServiceProcess
+from tests.e2e.rig import prompt_of
+from tests.e2e.service import Reply, Service, request
+
+BLOCK = 4
+TOKENS = 14
+SHARED = prompt_of(3 * BLOCK + 1, 900)
+
+
+@dataclass
+class Bench:
+    """One real worker, which schedulers with unlike settings take over in turn."""
+
+    processes: Processes
+    model: Path
+    worker: ServiceProcess
+
+    @contextmanager
+    def scheduler(self, *flags: str) -> Iterator[str]:
+        process = self.processes.scheduler(self.model, self.worker.address, *flags)
+        try:
+            yield process.address
+        finally:
+            process.stop()
+
+
+def cases() -> list[pb.GenerateRequest]:
+    """Greedy and seeded ones at all lengths around block edges, and 16 with one long prefix."""
+    lengths = [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK, 3 * BLOCK + 1, 37]
+    prompts = [prompt_of(length, 901) for length in lengths] + [[*SHARED, 20 + i, 60 + i] for i in range(16)]
+    return [
+        request(prompt, TOKENS, temperature=float(i % 2), seed=i, top_k=20 * (i % 3))
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+async def run(address: str, messages: list[pb.GenerateRequest], together: bool = True) -> list[Reply]:
+    async with Service(address) as service:
+        await service.wait_ready()
+        if together:
+            return await service.run_all(messages)
+        return [await service.run(message) for message in messages]
+
+
+@pytest.fixture(scope="module")
+def bench(tiny_llama: Path, shared_processes: Processes) -> Bench:
+    return _bench(tiny_llama, shared_processes)
+
+
+def _bench(model: Path, processes: Processes) -> Bench:
+    flags = ["--dtype", "float64", "--block-size", str(BLOCK), "--num-blocks", "60", "--max-model-len", "200"]
+    return Bench(processes, model, processes.worker(model, "127.0.0.1:0", *flags))
+
+
+@pytest.fixture(scope="module")
+def cold(bench: Bench) -> list[list[int]]:
+    return _cold(bench)
+
+
+def _cold(bench: Bench) -> list[list[int]]:
+    with bench.scheduler("--no-prefix-cache", "--depth", "1") as address:
+        replies = asyncio.run(run(address, cases(), together=False))
+    assert all(reply.cached == 0 and reply.preemptions == 0 for reply in replies)
+    assert len({tuple(reply.tokens) for reply in replies}) > 12
+    return [reply.tokens for reply in replies]
+
+
+SETTINGS = {
+    "a crowd": (),
+    "a crowd, depth 1": ("--depth", "1"),
+    "a crowd without the cache": ("--no-prefix-cache",),
+    "a token a step": ("--max-num-batched-tokens", "1", "--max-num-seqs", "1"),
+    "chunks one short of a block": ("--max-num-batched-tokens", str(BLOCK - 1), "--max-num-seqs", "2"),
+    "chunks of a block": ("--max-num-batched-tokens", str(BLOCK), "--max-num-seqs", "3"),
+    "chunks that end inside blocks": ("--max-num-batched-tokens", str(BLOCK + 1), "--max-num-seqs", "5"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a06_a12_a18_the_tokens_are_those_of_the_cold_run(
+    bench: Bench, cold: list[list[int]], name: str
+) -> None:
+    with bench.scheduler(*SETTINGS[name]) as address:
+        replies = asyncio.run(run(address, cases()))
+        again = asyncio.run(run(address, cases()))  # over what the first round left in the cache
+    assert [reply.tokens for reply in replies] == cold
+    assert [reply.tokens for reply in again] == cold
+    if name == "a crowd":  # 24 requests of up to 13 blocks in 60 blocks: some had to give way
+        assert sum(reply.preemptions for reply in replies) > 0
+        assert sum(reply.cached for reply in replies) > 0
+
+
+def test_a06_qwen3_s_tokens_in_a_crowd_are_those_of_the_cold_run(
+    tiny_qwen3: Path, processes: Processes
+) -> None:
+    bench = _bench(tiny_qwen3, processes)
+    cold = _cold(bench)
+    with bench.scheduler() as address:
+        for _ in range(2):
+            assert [reply.tokens for reply in asyncio.run(run(address, cases()))] == cold
+
+
+def test_a10_a_prompt_sent_three_times_uses_the_cache_and_computes_a_token(bench: Bench) -> None:
+    with bench.scheduler() as address:
+        for length in (BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK):
+            message = request(prompt_of(length, 902), TOKENS)
+            first, second, third = asyncio.run(run(address, [message] * 3, together=False))
+            assert first.tokens == second.tokens == third.tokens
+            assert first.cached == 0
+            assert (length - 1) // BLOCK * BLOCK <= second.cached <= length - 1
+            assert third.cached == second.cached
+
+
+def test_a05_an_evicted_prefix_is_computed_again(bench: Bench) -> None:
+    mine = request(prompt_of(60, 903), 8)
+    others = [request(prompt_of(150, 904 + i), 8) for i in range(3)]
+    with bench.scheduler() as address:
+        first, *_, last = asyncio.run(run(address, [mine, *others, mine], together=False))
+    assert (first.cached, last.cached) == (0, 0)
+    assert first.tokens == last.tokens
