@@ -48,6 +48,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own log lines are no message to a user
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen in ("scheduler", "worker"):
