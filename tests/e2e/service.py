@@ -149,6 +149,12 @@ class Service:
         )
         return answer
 
+    async def wait_waiting(self, requests: int, timeout: float = 10.0) -> None:  # noqa: ASYNC109
+        """Polls until so many requests wait. Raises TimeoutError."""
+        async with asyncio.timeout(timeout):
+            while (await self.stats()).waiting_requests != requests:  # noqa: ASYNC110 - seen from outside
+                await asyncio.sleep(0.005)
+
     async def wait_idle(self, timeout: float = 10.0) -> kv_cache_pb2.GetKvCacheStatsResponse:  # noqa: ASYNC109
         """Polls until no request runs or waits and no block is held. Raises TimeoutError."""
         async with asyncio.timeout(timeout):
