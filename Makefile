@@ -5,7 +5,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 # When set, torch alone comes from this index: PyTorch's CPU wheels for a machine without a GPU.
 TORCH_INDEX ?=
-MODEL ?= models/SmolLM2-135M-Instruct
+DEMO_MODEL := models/SmolLM2-135M-Instruct
+MODEL ?= $(DEMO_MODEL)
 # More arguments of pytest, of the demo and of the server.
 TEST_ARGS ?=
 DEMO_ARGS ?=
@@ -17,6 +18,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(if $(MAKE_TERMOUT),,--quiet)
 RUNTIME := $(VENV)/.ready-runtime
 DEV := $(VENV)/.ready-dev
+# Made here when it is the demo model; any other is the user's own.
+MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
 .PHONY: help demo serve test test-long check fix protos bench-core doctor clean distclean setup model
@@ -26,16 +29,16 @@ help: ## list the tasks
 	@echo "  variables: PYTHON, VENV, TORCH, TORCH_INDEX (an index with PyTorch's CPU wheels), MODEL,"
 	@echo "             TEST_ARGS, DEMO_ARGS, SERVE_ARGS"
 
-demo: $(RUNTIME) $(MODEL)/config.json ## set up, start both processes, answer questions, show the KV pool
+demo: $(RUNTIME) $(MODEL_READY) ## set up, start both processes, answer questions, show the KV pool
 	@$(BIN)/octavo demo --model $(MODEL) $(DEMO_ARGS)
 
-serve: $(RUNTIME) $(MODEL)/config.json ## run a worker and a scheduler until Ctrl-C
+serve: $(RUNTIME) $(MODEL_READY) ## run a worker and a scheduler until Ctrl-C
 	@$(BIN)/octavo serve --model $(MODEL) $(SERVE_ARGS)
 
-test: $(DEV) $(MODEL)/config.json ## set up and run the tests
+test: $(DEV) $(DEMO_MODEL)/model.gguf ## set up and run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not gpu" $(TEST_ARGS)
 
-test-long: $(DEV) $(MODEL)/config.json ## all settings, 10 times the operations; takes long
+test-long: $(DEV) $(DEMO_MODEL)/model.gguf ## all settings, 10 times the operations; takes long
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu" --timeout 3600 $(TEST_ARGS)
 
 check: $(DEV) ## lint, format, types, import contracts, schemas
@@ -61,7 +64,7 @@ doctor: $(RUNTIME) ## versions, device, kernels, ports, environment
 
 setup: $(RUNTIME) ## the environment without the tools of development
 
-model: $(MODEL)/config.json ## the small demo model as a folder
+model: $(DEMO_MODEL)/model.gguf ## the small demo model as a folder
 
 clean: ## remove caches
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .run build dist
@@ -89,5 +92,5 @@ $(DEV): pyproject.toml $(RUNTIME)
 	@$(PIP) -e '.[dev]' || $(call fail,the tools of development could not be installed; pip says why above)
 	@touch $@
 
-$(MODEL)/config.json: | $(RUNTIME)
-	@$(BIN)/python -m gpu_worker.models.prepare --out $(MODEL)
+$(DEMO_MODEL)/model.gguf: | $(RUNTIME)
+	@$(BIN)/python -m gpu_worker.models.prepare --out $(DEMO_MODEL)

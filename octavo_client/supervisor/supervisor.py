@@ -67,16 +67,19 @@ class Supervisor:
     async def run(self) -> bool:
         """Runs until stopped; False when a child was given up, and then `failure` says why in one line."""
         tasks = {spec.name: asyncio.create_task(self._keep(spec)) for spec in self._specs}
+        stop = asyncio.create_task(self._stop.wait())
         try:
-            await self._stop.wait()
+            done, _ = await asyncio.wait([stop, *tasks.values()], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # an error of ours must not leave the others running
             for spec in reversed(self._specs):
                 await self._end(spec.name, tasks[spec.name])
         finally:
             for child in self._live.values():
                 child.kill()
-            for task in tasks.values():
+            for task in (stop, *tasks.values()):
                 task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            await asyncio.gather(stop, *tasks.values(), return_exceptions=True)
         return self.failure is None
 
     async def _keep(self, spec: ChildSpec) -> None:
