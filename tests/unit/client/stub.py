@@ -92,9 +92,10 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         if words[0] in REFUSALS:
             refuse(context, REFUSALS[words[0]])
         accepted = pb.Accepted(request_id=request.request_id or "drawn", prompt_tokens=len(words))
+        if words[0] == "endless":
+            context.add_callback(self._stub.cancelled.set)  # before the client knows of the call and can leave
         yield pb.GenerateResponse(accepted=accepted)
         if words[0] == "endless":
-            context.add_callback(self._stub.cancelled.set)
             while context.is_active():
                 yield pb.GenerateResponse(delta=pb.Delta(text="more ", token_ids=[1]))
                 self._stub.cancelled.wait(0.01)
