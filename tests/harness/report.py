@@ -1,0 +1,45 @@
+"""What the harness prints: one table a family, and one JSON object.
+
+Owns the words; judges nothing. Invariant: ties are always counted and shown, also when there are none.
+"""
+
+import json
+from collections.abc import Sequence
+
+from tests.harness.service_run import Outcome
+from tests.harness.verdict import Verdict
+
+
+def table(verdict: Verdict, outcomes: Sequence[Outcome]) -> str:
+    """Markdown: a row a setting, then the verdict and its ties."""
+    lines = [
+        f"## {verdict.family}",
+        "| setting | requests | tokens | preemptions | cached tokens | kills | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in outcomes:
+        tokens = sum(len(output) for output in one.outputs)
+        counts = (len(one.outputs), tokens, one.preemptions, one.cached, one.kills, f"{one.seconds:.0f}")
+        lines.append(f"| {one.setting.name} | {' | '.join(map(str, counts))} |")
+    lines += [
+        "",
+        f"{verdict.tokens} tokens of {verdict.outputs} outputs compared with transformers; "
+        f"{verdict.equal_outputs} outputs equal; ties {len(verdict.ties)} (allowed {verdict.allowed_ties}); "
+        f"differences {len(verdict.errors)}.",
+    ]
+    lines += [f"- tie: {tie}" for tie in verdict.ties]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(verdict: Verdict) -> str:
+    """One line for programs."""
+    return json.dumps(
+        {
+            "family": verdict.family,
+            "tokens": verdict.tokens,
+            "outputs": verdict.outputs,
+            "equal_outputs": verdict.equal_outputs,
+            "ties": len(verdict.ties),
+            "differences": len(verdict.errors),
+        }
+    )
