@@ -202,23 +202,27 @@ class WorkerClient:
         """Raises _Lost for a silent worker or a step past its deadline. Health is answered by another thread
         of the worker than the one that computes, so a long step is no silence.
         """
-        period = min(1.0, self._settings.liveness_seconds / 4)
+        settings = self._settings
+        period = min(1.0, settings.liveness_seconds / 4)
         while True:
             await asyncio.sleep(period)
-            try:
-                await health.Check(
-                    health_pb2.HealthCheckRequest(), timeout=self._settings.liveness_seconds / 2
-                )
-                self._last_sign = self._clock()
-            except grpc.aio.AioRpcError as error:
-                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                    self._last_sign = self._clock()
             now = self._clock()
-            if now - self._last_sign > self._settings.liveness_seconds:
-                raise _Lost(f"the worker is silent for {self._settings.liveness_seconds} s")
+            left = self._last_sign + settings.liveness_seconds - now
+            if left <= 0:
+                raise _Lost(f"the worker is silent for {settings.liveness_seconds:g} s")
             sent_at = session.oldest_sent_at()
-            if sent_at is not None and now - sent_at > self._settings.step_seconds:
-                raise _Lost(f"a step took longer than {self._settings.step_seconds} s")
+            if sent_at is not None and now - sent_at > settings.step_seconds:
+                raise _Lost(f"a step took longer than {settings.step_seconds:g} s")
+            if await self._answers_health(health, min(left, settings.liveness_seconds / 2)):
+                self._last_sign = self._clock()
+
+    async def _answers_health(self, health: health_pb2_grpc.HealthStub, seconds: float) -> bool:
+        """Whether the worker says anything at all; a worker without the health service counts as alive."""
+        try:
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            return error.code() == grpc.StatusCode.UNIMPLEMENTED
+        return True
 
     async def _await_reset(self) -> None:
         await self._reset.wait()
