@@ -19,9 +19,9 @@ PARTS = Path(__file__).with_name("gpu_parts.py")
 SHARDS = 4
 # Part, seconds it may take. Parts of one line run at the same time; timed ones run alone.
 STAGES: list[list[tuple[str, int]]] = [
-    [("speed", 80)],
-    [(f"parity-{shard}", 100) for shard in range(SHARDS)],
-    [("sweep", 60)],
+    [("speed", 70)],
+    [(f"parity-{shard}", 90) for shard in range(SHARDS)],
+    [("sweep", 70)],
 ]
 
 

@@ -194,16 +194,16 @@ def sweep(report: Report) -> None:
     """Other launch shapes than the chosen ones, for decodes and a prefill."""
     chosen = launch.choose_tiles(DTYPE, HEAD_DIM, QUERY_HEADS // KV_HEADS)
     decodes = {count: attention_inputs(decode_rows(count), 16) for count in (32, 64, 256)}
-    for keys, warps, stages in ((64, 4, 3), (64, 4, 4), (64, 2, 4), (32, 4, 4), (32, 2, 4), (32, 2, 6),
-                                (128, 4, 3), (128, 8, 3), (16, 1, 6)):  # fmt: skip
+    for keys, warps, stages in ((64, 4, 3), (64, 4, 5), (64, 8, 5), (32, 4, 3), (32, 4, 5), (32, 4, 7),
+                                (32, 2, 5), (128, 8, 3), (128, 8, 5), (16, 2, 7)):  # fmt: skip
         tiles = Tiles(Tile(16, keys, warps, stages), chosen.long)
         for count, args in decodes.items():
             for splits in (1, 2, 4):
                 if splits * count <= 256:
                     sweep_one(report, f"{count} decodes", args, tiles, tiles.short, splits)
     prefill = attention_inputs([(2048, 2048)] * 4, 16)
-    for lines, keys, warps, stages in ((128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3), (128, 64, 4, 3),
-                                       (64, 64, 4, 3), (64, 128, 4, 3), (256, 64, 8, 3)):  # fmt: skip
+    for lines, keys, warps, stages in ((128, 64, 8, 3), (128, 64, 8, 5), (128, 128, 8, 3), (128, 128, 8, 5),
+                                       (64, 64, 4, 3), (64, 64, 4, 5)):  # fmt: skip
         tiles = Tiles(chosen.short, Tile(lines, keys, warps, stages))
         sweep_one(report, "4 x 2048", prefill, tiles, tiles.long, 1)
 
