@@ -130,7 +130,7 @@ class WorkerClient:
         outgoing: asyncio.Queue[worker_pb2.StepPlan] = asyncio.Queue()
         async with asyncio.timeout(self._settings.step_seconds):
             hello = handshake.hello(session_id, capacity.worker_epoch)
-            await call.write(worker_pb2.RunRequest(hello=hello))
+            await _write(call, worker_pb2.RunRequest(hello=hello))
             first = await call.read()
         if first is grpc.aio.EOF or not first.HasField("accepted"):
             raise _Lost("the worker did not answer the handshake")
@@ -182,7 +182,7 @@ class WorkerClient:
     async def _send(self, call: Any, outgoing: "asyncio.Queue[worker_pb2.StepPlan]") -> None:
         while True:
             plan = await outgoing.get()
-            await call.write(worker_pb2.RunRequest(plan=plan))
+            await _write(call, worker_pb2.RunRequest(plan=plan))
 
     async def _receive(self, session: Session, call: Any) -> None:
         while True:
@@ -227,6 +227,16 @@ class WorkerClient:
     async def _await_reset(self) -> None:
         await self._reset.wait()
         raise _Lost(self._reset_reason)
+
+
+async def _write(call: Any, message: worker_pb2.RunRequest) -> None:
+    """Raises _Lost for a stream that has ended: gRPC says so by an InvalidStateError when nobody has read its
+    status yet.
+    """
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError as error:
+        raise _Lost("the worker ended the stream") from error
 
 
 def _stub(channel: grpc.aio.Channel) -> Any:

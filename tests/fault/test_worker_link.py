@@ -7,10 +7,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from octavo import handshake
 from octavo.errors import reason_of
+from octavo.worker.v1 import worker_pb2
+from scheduler_svc import worker_client
 from tests.e2e.processes import Processes
 from tests.e2e.proxy import Proxy
-from tests.e2e.rig import SMALL, Rig, SchedulerSeat, prompt_of, rig_at, seat_scheduler, wanted
+from tests.e2e.rig import SMALL, Rig, SchedulerSeat, prompt_of, rig_at, seat_scheduler, until, wanted
 from tests.e2e.service import Service, request
 from tests.fakes.fake_worker import FakeWorker
 from tests.fakes.faults import FaultKind
@@ -122,3 +125,18 @@ async def test_a_worker_with_another_pool_size_takes_over(hasty: SchedulerSeat) 
         await rig.fake.restart(replace(SMALL, num_blocks=40, block_size=3))
         await check_whole(tasks)
         assert (await rig.service.stats()).block_size == 3
+
+
+async def test_writing_to_a_stream_that_has_just_ended_is_a_lost_worker_and_no_crash() -> None:
+    """gRPC raises InvalidStateError from a write whose stream ended before anybody read its status."""
+    fake = FakeWorker(SMALL)
+    address = await fake.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = worker_client._stub(channel).Run()
+        await call.write(worker_pb2.RunRequest(hello=handshake.hello(7, fake.epoch)))
+        assert (await call.read()).accepted.session_id == 7
+        await fake.break_stream()
+        await until(call.done)
+        with pytest.raises(worker_client._Lost):
+            await worker_client._write(call, worker_pb2.RunRequest(plan=worker_pb2.StepPlan()))
+    await fake.die()
