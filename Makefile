@@ -20,6 +20,8 @@ RUNTIME := $(VENV)/.ready-runtime
 DEV := $(VENV)/.ready-dev
 # Made here when it is the demo model; any other is the user's own.
 MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
+# A crashed worker process ends the run: started anew, it may never be given its tests.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
 .PHONY: help demo serve test test-long check fix protos bench-core doctor clean distclean setup model
@@ -36,10 +38,10 @@ serve: $(RUNTIME) $(MODEL_READY) ## run a worker and a scheduler until Ctrl-C
 	@$(BIN)/octavo serve --model $(MODEL) $(SERVE_ARGS)
 
 test: $(DEV) $(DEMO_MODEL)/model.gguf ## set up and run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not gpu" $(TEST_ARGS)
+	$(PYTEST) -m "not long and not gpu" $(TEST_ARGS)
 
 test-long: $(DEV) $(DEMO_MODEL)/model.gguf ## all settings, 10 times the operations; takes long
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu" --timeout 3600 $(TEST_ARGS)
+	$(PYTEST) -m "not gpu" --timeout 3600 $(TEST_ARGS)
 
 check: $(DEV) ## lint, format, types, import contracts, schemas
 	$(BIN)/ruff check .
