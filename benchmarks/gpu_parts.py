@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """The parts of gpu_check, one a process: `gpu_parts.py speed|parity-N|sweep FILE CASES SHARDS`.
 
 Owns the drawing of inputs, the timing by CUDA events over graph replays, and the floors; knows nothing of the
@@ -63,7 +64,7 @@ def time_us(call: Callable[[], object], calls: int = 8, replays: int = 12) -> fl
         end.synchronize()
         if replay >= 3:
             times.append(start.elapsed_time(end) * 1000 / calls)
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def attention_inputs(rows: list[tuple[int, int]], block_size: int) -> Inputs:
