@@ -111,7 +111,7 @@ def flops(rows: list[tuple[int, int]]) -> int:
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second, read plus written, of a large device-to-device copy; not from a graph, whose copies are slower."""
+    """Bytes a second, read plus written, of a large copy on the device; copies of a graph are slower."""
     source = torch.randn(2**30, device="cuda", dtype=DTYPE)
     target = torch.empty_like(source)
     times = []
