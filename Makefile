@@ -21,7 +21,7 @@ DEV := $(VENV)/.ready-dev
 # Made here when it is the demo model; any other is the user's own.
 MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 # A crashed worker process ends the run: started anew, it may never be given its tests.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
 .PHONY: help demo serve test test-long check fix protos bench-core doctor clean distclean setup model
