@@ -1,6 +1,7 @@
 """The engine against the real core: order, ends, timers, lost workers and odd answers."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -41,18 +42,23 @@ async def test_steps_in_flight_are_as_many_as_the_depth(depth: int) -> None:
         assert len(rig.plans) == depth
 
 
-async def test_the_next_plan_leaves_before_the_tokens_are_handed_out() -> None:
+async def test_the_next_plan_leaves_before_the_tokens_are_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async with engine_rig(config=SchedulerConfig(depth=1)) as rig:
         record = await rig.submit(tokens=10)
         read(record)
         seen: list[int] = []
         put = record.outbox.put_delta
-        record.outbox.put_delta = lambda *what: (seen.append(len(rig.plans)), put(*what))[1]  # type: ignore[method-assign]
+
+        def spy(request_id: str, token_ids: Sequence[int], text: str) -> None:
+            seen.append(len(rig.plans))
+            put(request_id, token_ids, text)
+
+        monkeypatch.setattr(record.outbox, "put_delta", spy)
         await rig.answer()
         assert seen == [1]
 
 
-async def test_all_requests_of_a_stream_speak_once_a_step() -> None:
+async def test_all_requests_of_a_stream_speak_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     async with engine_rig() as rig:
         outbox = Outbox(BacklogLimits())
         for _ in range(3):
@@ -61,7 +67,12 @@ async def test_all_requests_of_a_stream_speak_once_a_step() -> None:
         outbox.take()
         flushes: list[int] = []
         flush = outbox.flush
-        outbox.flush = lambda now: (flushes.append(1), flush(now))[1]  # type: ignore[method-assign]
+
+        def spy(now: float) -> bool:
+            flushes.append(1)
+            return flush(now)
+
+        monkeypatch.setattr(outbox, "flush", spy)
         await rig.answer()
         assert flushes == [1]
         assert [pending.token_ids for pending in outbox.take()] == [[15], [15], [15]]
@@ -281,7 +292,7 @@ async def test_a26_an_answer_of_a_lost_session_is_counted_and_left_out() -> None
 async def test_a_question_that_fails_costs_the_asker_alone() -> None:
     async with engine_rig() as rig:
         with pytest.raises(KeyError):
-            await rig.engine.ask(lambda core: {}["nothing"])
+            await rig.engine.ask(lambda core: dict[str, int]()["nothing"])
         assert (await rig.engine.ask(lambda core: core.stats())).num_blocks == 64
 
 

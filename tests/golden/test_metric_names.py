@@ -1,0 +1,25 @@
+"""The names, types and labels of the scheduler's metrics: dashboards and alerts hang on them."""
+
+from pathlib import Path
+
+from scheduler_svc.core.stats import Counters, PoolStats
+from scheduler_svc.families import families
+from scheduler_svc.metrics import ShellMetrics
+
+GOLDEN = Path(__file__).with_name("metric_names.txt")
+
+
+def exported() -> list[str]:
+    """One line a metric: name, type, label names and the values of the labels other than `le`."""
+    lines = []
+    for metric in families(PoolStats(counters=Counters()), None, False, ShellMetrics()):
+        label_sets = {
+            ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()) if key != "le")
+            for sample in metric.samples
+        }
+        lines.append(" ".join([metric.name, metric.type, *sorted(filter(None, label_sets))]))
+    return sorted(lines)
+
+
+def test_the_metrics_are_those_that_are_written_down() -> None:
+    assert exported() == GOLDEN.read_text().splitlines()
