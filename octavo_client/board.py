@@ -124,9 +124,9 @@ class TerminalBoard:
         text = Text("octavo    ready", style="bold green")
         text.append(await _served(client), style="not bold default")
         here = "" if address == DEFAULT_SERVER else f" --server {address}"
-        metrics = " ".join(
-            f"http://127.0.0.1:{news.metrics_port}/metrics"
-            for _, news in sorted(self._serving.items())
+        metrics = "  ".join(
+            f"{name} http://127.0.0.1:{news.metrics_port}/metrics"
+            for name, news in sorted(self._serving.items())
             if news.metrics_port
         )
         rows = (
