@@ -236,8 +236,10 @@ class Engine:
         acknowledge, inputs.after_delivery = inputs.after_delivery, []
         for call in acknowledge:
             call()
-        if self._idle is not None and not self._idle.done() and not len(self._requests):
-            self._idle.set_result(None)
+        if not len(self._requests):
+            inputs.audit(now)
+            if self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
 
     def _drop(self, outboxes: list[Outbox]) -> None:
         for outbox in outboxes:

@@ -27,6 +27,9 @@ def families(
 ) -> Iterator[Metric]:
     """All families. worker: what the latest one said of itself. ready: whether a session is up."""
     yield from _blocks(stats, worker)
+    yield _gauge(
+        "kv_blocks_leaked", "Blocks in no state at the last audit of an idle pool.", shell.leaked_blocks
+    )
     yield from _flow(stats)
     yield from _queue(stats, shell)
     yield from _steps(stats, ready, shell)

@@ -24,6 +24,9 @@ from scheduler_svc.timers import QueueDeadlines
 
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 1.0
+_AUDIT_SECONDS = 60.0
+_AUDITED_BLOCKS = 16_384
+"""An audit of a larger pool would hold the loop for too long."""
 
 
 class Inputs:
@@ -50,6 +53,7 @@ class Inputs:
         self.reset_worker: Callable[[str], None] = lambda reason: None
         self._metrics = metrics
         self._readiness = readiness
+        self._next_audit = 0.0
 
     def collect(self, events: TokenEvents | None = None) -> None:
         """Bundles the events of a result, if there is one, with what the core has said since."""
@@ -180,6 +184,19 @@ class Inputs:
         self.core.worker_lost()
         self.collect()
         self._readiness(False)
+
+    def audit(self, now: float) -> None:
+        """Checks the core's invariants now and then; to be called while nothing runs. Costs a walk over all
+        blocks.
+        """
+        worker = self.worker
+        if now < self._next_audit or worker is None or worker.num_blocks > _AUDITED_BLOCKS:
+            return
+        self._next_audit = now + _AUDIT_SECONDS
+        found = self.core.audit()
+        self._metrics.leaked_blocks = found.leaked
+        for violation in found.violations:
+            _log.error("invariant broken: %s", violation)
 
     def end_waiting_for_worker(self, now: float) -> None:
         """The grace period is over."""

@@ -79,6 +79,7 @@ class ShellMetrics:
         self.prompt_tokens = {"computed": 0, "cached": 0}
         self.delivered_tokens = 0
         self.undelivered_tokens = 0
+        self.leaked_blocks = 0
         self.epoch_changes = 0
         self.sessions = 0
         self.batch_sequences = Histogram(_SIZES)

@@ -1,0 +1,142 @@
+"""Log lines, addresses, message bounds, handshake and environment names."""
+
+import io
+import json
+import logging
+import sys
+
+import pytest
+
+from octavo import handshake, transport
+from octavo.environment import unknown_names
+from octavo.errors import FailedPrecondition, StaleEpoch
+from octavo.logging import JsonFormatter, announce_serving, current_request_id, epoch_text
+from octavo.worker.v1 import worker_pb2
+
+
+def line(message: str = "hello %s", *args: object, **extra: object) -> dict[str, object]:
+    record = logging.LogRecord("here", logging.WARNING, "file", 1, message, args or ("world",), None)
+    record.__dict__.update(extra)
+    shown = JsonFormatter("scheduler").format(record)
+    assert "\n" not in shown
+    parsed: dict[str, object] = json.loads(shown)
+    return parsed
+
+
+def test_a_log_line_is_one_line_of_json_with_the_fields_of_its_context() -> None:
+    shown = line(step_id=3, epoch="ab", unrelated="x")
+    assert {key: shown[key] for key in ("level", "service", "logger", "message", "step_id", "epoch")} == {
+        "level": "warning", "service": "scheduler", "logger": "here", "message": "hello world",
+        "step_id": 3, "epoch": "ab",
+    }  # fmt: skip
+    assert "unrelated" not in shown
+    assert "request_id" not in shown
+
+
+def test_the_call_s_id_is_on_its_lines_and_an_explicit_one_wins() -> None:
+    token = current_request_id.set("call")
+    try:
+        assert line()["request_id"] == "call"
+        assert line(request_id="given")["request_id"] == "given"
+    finally:
+        current_request_id.reset(token)
+
+
+def test_an_exception_is_a_field_of_the_line() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        record = logging.LogRecord("here", logging.ERROR, "f", 1, "bad", (), sys.exc_info())
+    shown = JsonFormatter("scheduler").format(record)
+    assert "\n" not in shown
+    assert "ValueError" in json.loads(shown)["exception"]
+
+
+def test_the_serving_line_is_alone_on_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    announce_serving("worker", "unix:/w.sock", 9451)
+    assert json.loads(out.getvalue()) == {
+        "event": "serving", "service": "worker", "listen": "unix:/w.sock", "metrics_port": 9451,
+    }  # fmt: skip
+    assert out.getvalue().count("\n") == 1
+
+
+def test_epochs_are_written_in_16_digits() -> None:
+    assert epoch_text(255) == "00000000000000ff"
+
+
+@pytest.mark.parametrize(
+    ("address", "private"),
+    [
+        ("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("unix:/x", True),
+        ("unix-abstract:x", True), ("0.0.0.0:1", False), ("[::]:1", False), ("10.1.2.3:1", False),
+        ("host.example:1", False), (":1", False), ("", False),
+    ],
+)  # fmt: skip
+def test_only_this_machine_reaches_a_private_address(address: str, private: bool) -> None:
+    assert transport.is_private(address) == private
+    transport.require_private(address, allow_insecure_bind=True)
+    if not private:
+        with pytest.raises(ValueError, match="allow-insecure-bind"):
+            transport.require_private(address, allow_insecure_bind=False)
+
+
+def test_the_bound_address_has_the_port_that_was_picked() -> None:
+    assert transport.bound_address("127.0.0.1:0", 81) == "127.0.0.1:81"
+    assert transport.bound_address("[::1]:0", 81) == "[::1]:81"
+    assert transport.bound_address("unix:/x", 1) == "unix:/x"
+
+
+def test_a24_pings_of_each_side_agree_with_what_the_other_accepts() -> None:
+    client, server = dict(transport.client_options(1)), dict(transport.server_options(1))
+    accepted = server["grpc.http2.min_ping_interval_without_data_ms"]
+    assert client["grpc.keepalive_time_ms"] > accepted
+    for side in (client, server):
+        assert side["grpc.http2.ping_timeout_ms"] == side["grpc.keepalive_timeout_ms"]
+        assert side["grpc.http2.max_pings_without_data"] == 0
+        assert not any("min_recv_ping" in name for name in side), "a misspelling that gRPC silently ignores"
+
+
+def test_a24_bounds_grow_with_every_maximum_and_fit_grpc() -> None:
+    base = [2048, 256, 8192, 16, 1000]
+    bound = transport.plan_bytes_bound(*base)
+    for place, grown in enumerate([4096, 512, 16384, 8, 2000]):
+        assert transport.plan_bytes_bound(*base[:place], grown, *base[place + 1 :]) > bound
+    assert transport.plan_bytes_bound(1 << 20, 65536, 1 << 20, 1, 1 << 20) == transport.LARGEST_MESSAGE
+    assert transport.result_bytes_bound(256, 2048) > 4 * 2048
+
+
+def capacity_hello(epoch: int = 5, version: int = handshake.PROTOCOL_VERSION) -> worker_pb2.SessionHello:
+    return worker_pb2.SessionHello(session_id=3, worker_epoch=epoch, protocol_version=version)
+
+
+def test_the_handshake_agrees_or_says_why_not() -> None:
+    accepted = handshake.accept(handshake.hello(3, 5), 5)
+    handshake.check_accepted(accepted, 3, 5)
+    with pytest.raises(StaleEpoch):
+        handshake.accept(capacity_hello(epoch=6), 5)
+    with pytest.raises(FailedPrecondition, match="protocol_version"):
+        handshake.accept(capacity_hello(version=99), 5)
+    with pytest.raises(StaleEpoch):
+        handshake.check_accepted(accepted, 4, 5)
+    with pytest.raises(FailedPrecondition):
+        handshake.check_accepted(worker_pb2.SessionAccepted(session_id=3, worker_epoch=5), 3, 5)
+
+
+def test_random_ids_are_never_zero_and_differ() -> None:
+    drawn = {handshake.random_id() for _ in range(100)}
+    assert len(drawn) == 100
+    assert all(0 < number < 1 << 64 for number in drawn)
+
+
+def test_names_that_no_program_reads_are_found() -> None:
+    environ = {
+        "OCTAVO_DEPTH": "1",
+        "OCTAVO_DEEPTH": "1",
+        "OCTAVO_SERVICE_PORT": "1",
+        "PATH": "",
+        "OCTAVO_X": "",
+    }
+    assert unknown_names(environ) == ["OCTAVO_DEEPTH", "OCTAVO_X"]
+    assert unknown_names(environ, ["OCTAVO_X"]) == ["OCTAVO_DEEPTH"]
