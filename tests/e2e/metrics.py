@@ -7,10 +7,15 @@ written.
 import urllib.request
 
 
+def exposition(url: str) -> str:
+    """The text of one scrape."""
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
+
+
 def scrape(url: str) -> dict[str, float]:
     """Every sample of the address, `name{labels}` to value."""
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = exposition(url).splitlines()
     samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, value in samples}
 

@@ -58,7 +58,7 @@ async def collects(requests: AsyncIterator[bytes], context: Any) -> bytes:
     return b"ok"
 
 
-class Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+class Methods(grpc.GenericRpcHandler):
     def service(self, details: Any) -> Any:
         return {
             "/t/unary": grpc.unary_unary_rpc_method_handler(unary),

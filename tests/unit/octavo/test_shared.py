@@ -99,10 +99,12 @@ def test_a24_pings_of_each_side_agree_with_what_the_other_accepts() -> None:
 
 
 def test_a24_bounds_grow_with_every_maximum_and_fit_grpc() -> None:
-    base = [2048, 256, 8192, 16, 1000]
-    bound = transport.plan_bytes_bound(*base)
-    for place, grown in enumerate([4096, 512, 16384, 8, 2000]):
-        assert transport.plan_bytes_bound(*base[:place], grown, *base[place + 1 :]) > bound
+    bound = transport.plan_bytes_bound(2048, 256, 8192, 16, 1000)
+    assert transport.plan_bytes_bound(4096, 256, 8192, 16, 1000) > bound
+    assert transport.plan_bytes_bound(2048, 512, 8192, 16, 1000) > bound
+    assert transport.plan_bytes_bound(2048, 256, 16384, 16, 1000) > bound
+    assert transport.plan_bytes_bound(2048, 256, 8192, 8, 1000) > bound
+    assert transport.plan_bytes_bound(2048, 256, 8192, 16, 2000) > bound
     assert transport.plan_bytes_bound(1 << 20, 65536, 1 << 20, 1, 1 << 20) == transport.LARGEST_MESSAGE
     assert transport.result_bytes_bound(256, 2048) > 4 * 2048
 
