@@ -101,7 +101,7 @@ async def test_counters_tell_what_was_done(rig: Rig) -> None:
 
 
 def test_the_exposition_passes_promtool_where_there_is_one(seat: SchedulerSeat) -> None:
-    """`promtool check metrics` is in Debian's package prometheus; the unit tests check the same name rules."""
+    """`promtool check metrics` is in Debian's prometheus; unit tests check the same name rules."""
     exposed = exposition(seat.metrics_url)
     assert exposed.endswith("\n")
     promtool = shutil.which("promtool")
