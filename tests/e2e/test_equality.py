@@ -14,7 +14,7 @@ import pytest
 
 from octavo.v1 import inference_pb2 as pb
 from tests.e2e.processes import Processes, ServiceProcess
-from tests.e2e.rig import prompt_of
+from tests.e2e.rig import prompt_of, until
 from tests.e2e.service import Reply, Service, request
 
 BLOCK = 4
@@ -133,3 +133,22 @@ def test_a05_an_evicted_prefix_is_computed_again(bench: Bench) -> None:
         first, *_, last = asyncio.run(run(address, [mine, *others, mine], together=False))
     assert (first.cached, last.cached) == (0, 0)
     assert first.tokens == last.tokens
+
+
+def test_a25_a_killed_scheduler_leaves_a_worker_that_serves_the_next(
+    bench: Bench, cold: list[list[int]]
+) -> None:
+    process = bench.processes.scheduler(bench.model, bench.worker.address)
+    asyncio.run(_kill_in_the_middle(process))
+    with bench.scheduler() as address:
+        assert [reply.tokens for reply in asyncio.run(run(address, cases()))] == cold
+
+
+async def _kill_in_the_middle(process: ServiceProcess) -> None:
+    async with Service(process.address) as service:
+        await service.wait_ready()
+        reply = Reply()
+        task = asyncio.create_task(service.run(request(SHARED, 150), reply))
+        await until(lambda: bool(reply.tokens))
+        process.kill()
+        await asyncio.gather(task, return_exceptions=True)

@@ -64,6 +64,19 @@ async def test_a02_a_cancelled_unary_call_leaves(rig: Rig) -> None:
     await check_gone(rig, prompt, plans)
 
 
+async def test_a02_a_cancelled_batch_stream_leaves_with_all_its_requests(rig: Rig) -> None:
+    prompts = [prompt_of(26, seed) for seed in range(5)]
+    call = rig.service.inference.GenerateBatch()
+    for prompt in prompts:
+        await call.write(pb.GenerateBatchRequest(generate=request(prompt, LONG)))
+    told: set[str] = set()
+    while len(told) < len(prompts):
+        told |= {event.request_id for event in (await call.read()).events if event.HasField("delta")}
+    plans = len(rig.fake.plans)
+    call.cancel()
+    await check_gone(rig, prompts[0], plans)
+
+
 async def test_a02_a_killed_client_leaves(rig: Rig, processes: Processes) -> None:
     prompt = prompt_of(23)
     rig.fake.step_delay = 0.01

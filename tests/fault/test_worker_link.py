@@ -91,6 +91,22 @@ async def test_a_link_that_breaks_costs_a_session_and_no_token(
     await fake.die()
 
 
+async def test_a25_a_worker_frozen_idle_is_noticed(processes: Processes, hasty: SchedulerSeat) -> None:
+    sizes = ["--num-blocks", "64", "--block-size", "4"]
+    worker = await asyncio.to_thread(processes.fake_worker, hasty.worker_address, *sizes)
+    async with Service(hasty.process.address) as service:
+        await service.wait_ready()
+        worker.freeze()
+        await service.wait_ready(False, timeout=5)
+        worker.thaw()
+        await service.wait_ready()
+        assert (await service.generate(prompt_of(4), 3)).tokens == wanted(prompt_of(4), 3)
+        report = await asyncio.to_thread(worker.ask, do="report")
+        assert (report["violations"], report["sessions"]) == ([], 2)
+        worker.kill()
+        await service.wait_ready(False, timeout=5)
+
+
 async def test_after_the_grace_period_requests_end_with_worker_lost(hasty: SchedulerSeat) -> None:
     async with rig_at(hasty) as rig:
         rig.fake.step_delay = 0.01

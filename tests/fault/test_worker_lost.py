@@ -133,7 +133,7 @@ async def test_a25_a_worker_whose_supervisor_is_killed_ends_too(
     process = processes.serve(tiny_llama, "--num-blocks", "32")
     await until(lambda: len(children_of(process.pid, "gpu_worker")) == 1)
     children = children_of(process.pid, "-m")
-    assert len(children) == 2
+    assert len(children) >= 2
     process.kill()
     await until(lambda: not any(_alive(pid) for pid in children), 20)
 

@@ -33,7 +33,7 @@ def test_serve_says_how_to_talk_to_it_and_ends_cleanly(served: Background) -> No
     with Client(address) as client:
         assert client.generate("hello", max_tokens=4, ignore_eos=True).usage.completion_tokens == 4
     children = children_of(served.process.pid, "-m")
-    assert len(children) == 2
+    assert len(children) >= 2  # the scheduler may have started the child that renders chat templates
     assert served.end(signal.SIGINT) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     assert served.err.read_text() == ""
@@ -92,7 +92,7 @@ def test_the_demo_tells_its_story_and_leaves_no_process(tiny_llama: Path, tmp_pa
     ):
         assert words in said
     assert "\x1b" not in said
-    assert len(children) == 2
+    assert len(children) >= 2  # the scheduler may have started the child that renders chat templates
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
