@@ -42,7 +42,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         await _obey(worker, json.loads(line))
-    await asyncio.Event().wait()
+    await worker.die()
 
 
 async def _obey(worker: FakeWorker, command: dict[str, Any]) -> None:

@@ -220,3 +220,18 @@ async def test_the_process_serves_and_obeys_its_standard_input() -> None:
     process.stdin.write(b'{"do": "die"}\n')
     assert await process.wait() == 137
     await client.channel.close()
+
+
+async def test_the_process_ends_with_its_standard_input() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.fakes.fake_worker",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert await process.stdout.readline()
+    process.stdin.close()
+    assert await process.wait() == 0
