@@ -4,6 +4,7 @@ Owns texts, usage and ends of requests; knows neither plans nor gRPC. Invariant:
 `accepted`, deltas and one end in this order, each token once, and nothing after its end.
 """
 
+import logging
 from dataclasses import dataclass
 
 from octavo.errors import FailedPrecondition, InvalidArgument, OctavoError
@@ -21,6 +22,7 @@ from scheduler_svc.metrics import ShellMetrics
 from scheduler_svc.requests import Record, Requests
 from scheduler_svc.streams import Outbox
 
+_log = logging.getLogger(__name__)
 _REASONS = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
@@ -141,7 +143,14 @@ class Delivery:
             record.ended = True
             record.outcome = self._tell_end(record, end)
             self._touch(record)
-        self._metrics.outcomes[record.outcome or "cancelled"] += 1
+        self._metrics.outcomes[record.outcome] += 1
+        if end.error:
+            _log.warning("request failed: %s", end.error, extra={"request_id": record.request_id})
+        elif _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "request ended: %s after %d tokens", record.outcome, end.output_len,
+                extra={"request_id": record.request_id},
+            )  # fmt: skip
         self._metrics.request_seconds.observe(now - record.arrival)
         self._requests.remove(record)
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from octavo.errors import DeadlineExceeded, OctavoError
+from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.inputs import Inputs, worker_lost
@@ -219,6 +220,9 @@ class Engine:
                 break
             took = self._clock() - started
             self._metrics.step_sent(plan, took, session.send(plan, now))
+            if _log.isEnabledFor(logging.DEBUG):
+                ids = {"step_id": plan.step_id, "epoch": epoch_text(session.epoch)}
+                _log.debug("step of %d rows, %d tokens", plan.rows.size, plan.input_ids.size, extra=ids)
             sent = True
         return sent
 

@@ -150,7 +150,7 @@ class Inputs:
         if known is not None and known.worker_epoch != capacity.worker_epoch:
             self._metrics.epoch_changes += 1
         if known is not None and known.model_fingerprint != capacity.model_fingerprint:
-            self._end_outputs_of_old_model(now)
+            self._end_requests_of_old_model(now)
         self._metrics.sessions += 1
         self.session = session
         self.core.worker_ready(
@@ -167,11 +167,12 @@ class Inputs:
         self.collect()
         self._readiness(True)
 
-    def _end_outputs_of_old_model(self, now: float) -> None:
-        """A request that has told nothing yet starts over; one with output cannot go on."""
-        text = "the worker came back with another model; this output cannot go on"
+    def _end_requests_of_old_model(self, now: float) -> None:
+        """A request that has told nothing yet starts over, if its prompt means anything to the new model."""
+        assert self.worker is not None
+        text = "the worker came back with another model; this request cannot go on"
         for record in self.requests.all():
-            if record.output_len:
+            if record.output_len or int(record.request.prompt.max()) >= self.worker.vocab_size:
                 self.end(record, FailedPrecondition(text, reason="MODEL_CHANGED"), "model_changed", now)
 
     def worker_lost(self, session: Session, reason: str, now: float) -> None:

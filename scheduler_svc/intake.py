@@ -10,6 +10,7 @@ import itertools
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,11 @@ from scheduler_svc.requests import Record
 from scheduler_svc.streams import Outbox
 from scheduler_svc.text import TextEmitter, TextModel
 
+T = TypeVar("T")
 _INLINE_CHARACTERS = 2000
 """A longer text is tokenised in a thread, so that it never holds the event loop."""
+_INLINE_TOKENS = 8192
+"""More token ids are checked in a thread, for the same reason."""
 
 
 class Intake:
@@ -79,7 +83,10 @@ class Intake:
             raise Unavailable("the service is shutting down", reason="DRAINING", retry_after=1.0)
         arrival = self._clock()
         facts = self.facts()
-        checked = check_generate(request, self.limits, facts)
+        if len(request.token_ids.ids) <= _INLINE_TOKENS:
+            checked = check_generate(request, self.limits, facts)
+        else:
+            checked = await self._in_thread(check_generate, request, self.limits, facts)
         prompt = await self.encode(checked.prompt)
         check_prompt(prompt, checked, self.limits, facts)
         record = Record(
@@ -101,7 +108,10 @@ class Intake:
             return prompt.ids
         if isinstance(prompt, TextPrompt) and len(prompt.text) <= _INLINE_CHARACTERS:
             return self._text.encode(prompt.text, prompt.add_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, prompt)
+        return await self._in_thread(self._encode, prompt)
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def _encode(self, prompt: TextPrompt | ChatPrompt) -> npt.NDArray[np.int32]:
         if isinstance(prompt, TextPrompt):
