@@ -61,6 +61,11 @@ async def _serve(found: Examined) -> int:
         failure = line
         events.call_soon_threadsafe(stopping.set)
 
+    def crashed(crash: threading.ExceptHookArgs) -> None:
+        _log.error("a thread of the worker ended", exc_info=crash.exc_value)
+        poisoned(f"{crash.exc_type.__name__} in a thread of the worker")
+
+    threading.excepthook = crashed
     metrics = WorkerMetrics()
     metrics_server = metrics.serve(settings.metrics_host, settings.metrics_port)
     servicer = WorkerServicer(epoch)
@@ -82,7 +87,7 @@ async def _serve(found: Examined) -> int:
         await server.stop(STOP_GRACE_SECONDS)
         metrics_server.close()
     if failure:
-        _log.error("the device cannot go on: %s", failure)
+        _log.error("cannot go on: %s", failure)
         return 1
     if loop is None:
         _exit_now()

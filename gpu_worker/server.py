@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from gpu_worker.step_loop import Session, StepLoop
 from octavo import handshake, transport
-from octavo.errors import InvalidArgument, StaleEpoch, Unavailable
+from octavo.errors import InvalidArgument, ResourceExhausted, StaleEpoch, Unavailable
 from octavo.interceptors import ErrorMapping
 from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -88,6 +88,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             session_id=session_id,
             answer=lambda response: _from_thread(events, outbox.put_nowait, response),
             opened=lambda: _from_thread(events, opened.set),
+            finished=lambda: _from_thread(events, outbox.put_nowait, None),
         )
         self._outboxes[session_id] = outbox
         replaced = loop.open(session)
@@ -112,8 +113,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                     InvalidArgument("message: only plans may follow the hello", field="message")
                 )
                 return
-            loop.submit(session, request.plan)
-        outbox.put_nowait(None)
+            try:
+                loop.submit(session, request.plan)
+            except ResourceExhausted as error:
+                outbox.put_nowait(error)
+                return
+        loop.finish(session)
 
 
 def _from_thread(events: asyncio.AbstractEventLoop, call: Any, *arguments: Any) -> None:

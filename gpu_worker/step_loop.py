@@ -1,15 +1,15 @@
 """Two threads: one launches steps in order, one waits for the device and answers.
 
-Owns the queue of plans, the session they belong to and the step order; knows no gRPC stream, only a
-callback to answer with. Invariant: a plan of any session but the newest is neither run nor answered, and
-after a failed step nothing runs until a new session.
+Owns the queue of plans, the session they belong to and the step order; knows no gRPC stream, only a callback
+to answer with. Invariant: a plan of any session but the newest is neither run nor answered, answers leave in
+step order, and after a failed step nothing runs until a new session.
 """
 
 import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,12 +18,16 @@ from gpu_worker.errors import PlanError
 from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.model_runner import ModelRunner, PendingStep
 from gpu_worker.wire import Int32Array, decode_plan, encode_failure, encode_result
+from octavo.errors import ResourceExhausted
 from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2
 
 _log = logging.getLogger(__name__)
 Answer = Callable[[worker_pb2.RunResponse], None]
 
+MAX_QUEUED = 256
+"""Plans that may wait; a scheduler keeps two steps in flight."""
+_DETAIL_CHARACTERS = 200
 _OUTCOMES = {
     worker_pb2.STEP_FAILURE_REASON_INVALID_PLAN: "invalid_plan",
     worker_pb2.STEP_FAILURE_REASON_STALE_SESSION: "stale_session",
@@ -35,11 +39,15 @@ _NO_ROWS = np.empty(0, np.int32)
 
 @dataclass(slots=True)
 class Session:
-    """One scheduler's claim on the worker. `answer` and `opened` are called from the loop's threads."""
+    """One scheduler's claim on the worker. The callbacks are called from the loop's threads.
+
+    opened: the device is free of older steps. finished: nothing of what was submitted is left to answer.
+    """
 
     session_id: int
     answer: Answer
     opened: Callable[[], None]
+    finished: Callable[[], None]
     last_step: int = 0
     last_rows: Int32Array = field(default_factory=lambda: _NO_ROWS)
     failed: str = ""
@@ -56,6 +64,11 @@ class _Close:
 
 
 @dataclass(frozen=True, slots=True)
+class _End:
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
 class _Step:
     session: Session
     plan: worker_pb2.StepPlan
@@ -68,8 +81,17 @@ class _Launched:
     pending: PendingStep
 
 
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A step's answer, sent in its turn. poison: the last words of a device that cannot go on, or nothing."""
+
+    session: Session
+    response: worker_pb2.RunResponse
+    poison: str = ""
+
+
 class StepLoop:
-    """Runs plans on one runner. `poisoned` is called once, with one line, when the device cannot go on."""
+    """Runs plans on one runner. `poisoned` is called with one line when the device cannot go on."""
 
     def __init__(
         self, runner: ModelRunner, epoch: int, metrics: WorkerMetrics, poisoned: Callable[[str], None]
@@ -79,8 +101,8 @@ class StepLoop:
         self._metrics = metrics
         self._poisoned = poisoned
         self._current: Session | None = None
-        self._inbox: queue.SimpleQueue[_Open | _Close | _Step | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Open | _Close | _End | _Step | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[_Launched | _Answered | _End | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._launch_all, name="launcher", daemon=True),
             threading.Thread(target=self._answer_all, name="answerer", daemon=True),
@@ -112,8 +134,14 @@ class StepLoop:
             self._current = None
             self._inbox.put(_Close(session))
 
+    def finish(self, session: Session) -> None:
+        """No plan of the session follows: its `finished` is called once those before are answered."""
+        self._inbox.put(_End(session))
+
     def submit(self, session: Session, plan: worker_pb2.StepPlan) -> None:
-        """Queues a plan. Called by the reader; never waits."""
+        """Queues a plan. Called by the reader; never waits. Raises ResourceExhausted past MAX_QUEUED."""
+        if self._inbox.qsize() >= MAX_QUEUED:
+            raise ResourceExhausted(f"more than {MAX_QUEUED} plans wait to be run", reason="PLAN_BACKLOG")
         self._inbox.put(_Step(session, plan))
 
     def _launch_all(self) -> None:
@@ -125,25 +153,26 @@ class StepLoop:
                     session.opened()
                 case _Close():
                     self._runner.reset()
+                case _End():
+                    self._launched.put(item)
                 case _Step(session, plan):
                     if session is self._current:
-                        self._launch(session, plan)
+                        self._launched.put(self._launch(session, plan))
         self._launched.put(None)
 
-    def _launch(self, session: Session, message: worker_pb2.StepPlan) -> None:
+    def _launch(self, session: Session, message: worker_pb2.StepPlan) -> _Launched | _Answered:
         try:
             self._check_order(session, message)
             plan = decode_plan(message, session.last_rows)
             pending = self._runner.launch(plan)
         except _StaleError as error:
-            self._fail(session, message, worker_pb2.STEP_FAILURE_REASON_STALE_SESSION, str(error))
+            return self._fail(session, message, worker_pb2.STEP_FAILURE_REASON_STALE_SESSION, str(error))
         except PlanError as error:
-            self._fail(session, message, worker_pb2.STEP_FAILURE_REASON_INVALID_PLAN, str(error))
+            return self._fail(session, message, worker_pb2.STEP_FAILURE_REASON_INVALID_PLAN, str(error))
         except (RuntimeError, MemoryError) as error:
-            self._fail_on_device(session, message, error)
-        else:
-            session.last_step, session.last_rows = plan.step_id, plan.rows
-            self._launched.put(_Launched(session, message, pending))
+            return self._fail_on_device(session, message, error)
+        session.last_step, session.last_rows = plan.step_id, plan.rows
+        return _Launched(session, message, pending)
 
     def _check_order(self, session: Session, plan: worker_pb2.StepPlan) -> None:
         if plan.worker_epoch != self._epoch:
@@ -161,42 +190,49 @@ class StepLoop:
 
     def _answer_all(self) -> None:
         while (item := self._launched.get()) is not None:
-            try:
-                outcome = item.pending.wait()
-            except RuntimeError as error:
-                self._fail_on_device(item.session, item.plan, error)
+            if isinstance(item, _End):
+                item.session.finished()
                 continue
-            self._metrics.step_done(outcome)
-            seconds = (outcome.forward_seconds, outcome.block_move_seconds, outcome.gap_seconds)
-            self._answer(
-                item.session, encode_result(item.plan, outcome.token_ids, outcome.failed_rows, seconds)
-            )
+            answered = self._awaited(item) if isinstance(item, _Launched) else item
+            if answered.session is self._current:
+                answered.session.answer(answered.response)
+            if answered.poison:
+                self._poisoned(answered.poison)
 
-    def _fail_on_device(self, session: Session, plan: worker_pb2.StepPlan, error: BaseException) -> None:
+    def _awaited(self, item: _Launched) -> _Answered:
+        """The answer to a launched step, once the device is done with it."""
+        try:
+            outcome = item.pending.wait()
+        except RuntimeError as error:
+            return self._fail_on_device(item.session, item.plan, error)
+        self._metrics.step_done(outcome)
+        seconds = (outcome.forward_seconds, outcome.block_move_seconds, outcome.gap_seconds)
+        response = encode_result(item.plan, outcome.token_ids, outcome.failed_rows, seconds)
+        return _Answered(item.session, response)
+
+    def _fail_on_device(
+        self, session: Session, plan: worker_pb2.StepPlan, error: RuntimeError | MemoryError
+    ) -> _Answered:
         memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
         reason = (
             worker_pb2.STEP_FAILURE_REASON_OUT_OF_MEMORY
             if memory
             else worker_pb2.STEP_FAILURE_REASON_DEVICE_ERROR
         )
-        line = (str(error).splitlines() or [type(error).__name__])[0]
+        line = (str(error).splitlines() or [type(error).__name__])[0][:_DETAIL_CHARACTERS]
         _log.error("step failed on the device", exc_info=error, extra={"step_id": plan.step_id})
-        self._fail(session, plan, reason, line)
-        if self._runner.device.is_poisoned_by(error):
-            self._poisoned(line)
+        answered = self._fail(session, plan, reason, line)
+        return replace(answered, poison=line if self._runner.device.is_poisoned_by(error) else "")
 
     def _fail(
         self, session: Session, plan: worker_pb2.StepPlan, reason: worker_pb2.StepFailureReason, detail: str
-    ) -> None:
+    ) -> _Answered:
+        """Ends the session's work and makes the answer."""
         if not session.failed:
             session.failed = f"step {plan.step_id} failed"
-            _log.warning("step refused: %s", detail, extra={"step_id": plan.step_id})
+            _log.warning("step failed: %s", detail, extra={"step_id": plan.step_id})
         self._metrics.step_failed(_OUTCOMES[reason])
-        self._answer(session, encode_failure(plan, reason, detail))
-
-    def _answer(self, session: Session, response: worker_pb2.RunResponse) -> None:
-        if session is self._current:
-            session.answer(response)
+        return _Answered(session, encode_failure(plan, reason, detail))
 
 
 class _StaleError(Exception):

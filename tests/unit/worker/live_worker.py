@@ -69,20 +69,22 @@ class SchedulerEnd:
 
 
 @asynccontextmanager
-async def live_worker(model: Path, ready: bool = True) -> AsyncIterator[LiveWorker]:
+async def live_worker(model: Path, ready: bool = True, limit: int = LIMIT) -> AsyncIterator[LiveWorker]:
     """A worker with 64 blocks of 4 tokens, 8 rows and 256 tokens of context."""
     runner, metrics, poisoned = make_runner(model), WorkerMetrics(), list[str]()
     loop = StepLoop(runner, EPOCH, metrics, poisoned.append)
     loop.start()
     servicer = WorkerServicer(EPOCH)
-    server = WorkerServer(servicer, LIMIT, LIMIT)
+    server = WorkerServer(servicer, limit, limit)
     address = await server.start("127.0.0.1:0")
     if ready:
         capacity = worker_pb2.GetCapacityResponse(protocol_version=handshake.PROTOCOL_VERSION, num_blocks=64)
         servicer.ready(capacity, loop)
         await server.set_serving(True)
-    async with grpc.aio.insecure_channel(address, options=transport.client_options(LIMIT)) as channel:
-        stub = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
-        yield LiveWorker(runner, metrics, servicer, server, address, channel, stub, poisoned)
-    await server.stop(0)
-    loop.stop()
+    try:
+        async with grpc.aio.insecure_channel(address, options=transport.client_options(limit)) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
+            yield LiveWorker(runner, metrics, servicer, server, address, channel, stub, poisoned)
+    finally:
+        await server.stop(0)
+        loop.stop()

@@ -143,3 +143,23 @@ def test_sigterm_while_loading_ends_at_once(processes: Processes, tiny_llama: Pa
         time.sleep(0.005)
     worker.popen.send_signal(signal.SIGTERM)
     assert worker.popen.wait(20) == 0
+
+
+def test_a_poisoned_device_ends_the_process_with_one_line(processes: Processes, tiny_llama: Path) -> None:
+    """The step is answered first; then the process ends, so that whoever started it can start another."""
+    flags = ["--model", str(tiny_llama), "--listen", "127.0.0.1:0", "--metrics-port", "0", *SMALL]
+    worker = processes.start("breaking", "tests.unit.worker.breaking_worker", *flags)
+    with grpc.insecure_channel(worker.address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        epoch = stub.GetCapacity(worker_pb2.GetCapacityRequest()).worker_epoch
+        hello = worker_pb2.SessionHello(session_id=1, worker_epoch=epoch, protocol_version=1)
+        plan = worker_pb2.StepPlan(session_id=1, worker_epoch=epoch, step_id=1)
+        messages = iter([worker_pb2.RunRequest(hello=hello), worker_pb2.RunRequest(plan=plan)])
+        answers = stub.Run(messages)
+        assert next(answers).accepted.session_id == 1
+        failure = next(answers).result.failure
+    assert failure.reason == worker_pb2.STEP_FAILURE_REASON_DEVICE_ERROR
+    assert failure.detail == "CUDA error: an illegal memory access was encountered"
+    assert worker.popen.wait(20) == 1
+    last = json.loads(worker.log_end().splitlines()[-1])
+    assert last["message"] == "cannot go on: CUDA error: an illegal memory access was encountered"

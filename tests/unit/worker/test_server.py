@@ -170,11 +170,12 @@ async def test_when_the_scheduler_is_gone_rows_are_dropped_and_the_worker_waits(
         assert tokens_of(await again.ask(first_plan(3, [5, 6, 7]))) == expected
 
 
-async def test_a_half_closed_stream_ends_cleanly(tiny_llama: Path) -> None:
+async def test_a_half_closed_stream_gets_its_answers_and_ends(tiny_llama: Path) -> None:
     async with live_worker(tiny_llama) as worker:
         end = await worker.session(1)
-        await end.ask(first_plan(1, [5, 6, 7]))
+        await end.send(first_plan(1, [5, 6, 7]))
         await end.call.done_writing()
+        assert tokens_of(await end.result())
         assert await code_of(end.call) == (grpc.StatusCode.OK, "")
 
 
