@@ -91,6 +91,10 @@ class Settings(BaseSettings):
             "silence must be noticed before a step fails",
         )
         transport.require_private(self.listen, self.allow_insecure_bind)
+        if not (self.allow_insecure_bind or transport.is_private(f"{self.metrics_host}:0")):
+            raise ValueError(
+                f"--metrics-host {self.metrics_host}: other machines could reach it; pass --allow-insecure-bind"
+            )
         return self
 
 

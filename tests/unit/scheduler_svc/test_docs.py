@@ -1,0 +1,16 @@
+"""docs/scheduler.md against the code."""
+
+import re
+
+from scheduler_svc.config import Settings, flag_of
+from tools.scheduler_docs import PAGE, page
+
+
+def test_the_tables_of_settings_and_metrics_are_those_of_the_code() -> None:
+    text = PAGE.read_text()
+    assert text == page(text), "python -m tools.scheduler_docs --write"
+
+
+def test_every_flag_that_the_page_names_exists() -> None:
+    named = set(re.findall(r"`(--[a-z-]+)", PAGE.read_text())) - {"--help"}
+    assert named == {flag_of(name) for name in Settings.model_fields}
