@@ -3,7 +3,7 @@ bounded.
 """
 
 import asyncio
-from contextlib import suppress
+import threading
 from pathlib import Path
 
 import grpc
@@ -82,14 +82,25 @@ def test_a24_the_largest_answer_is_within_its_bound() -> None:
 
 
 async def test_a_flood_of_plans_ends_the_stream(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One plan runs, eight wait, the tenth is too many."""
     monkeypatch.setattr(step_loop, "MAX_QUEUED", 8)
     async with live_worker(tiny_llama) as worker:
+        started, go_on = threading.Event(), threading.Event()
+
+        def hold(logits: torch.Tensor) -> torch.Tensor:
+            started.set()
+            go_on.wait()
+            return logits
+
+        worker.runner.tamper = hold
         end = await worker.session(1)
         planner, sequence = HandPlanner(64, 4), HandSequence(0, [5, 6, 7])
-        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the stream has ended already
-            for count in (3, *[1] * 200):
-                await end.send(to_message(planner.plan([(sequence, count)]), 1, EPOCH))
+        await end.send(to_message(planner.plan([(sequence, 3)]), 1, EPOCH))
+        await asyncio.to_thread(started.wait)
+        for _ in range(9):
+            await end.send(to_message(planner.plan([(sequence, 1)]), 1, EPOCH))
         assert await code_of(end.call) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "PLAN_BACKLOG")
+        go_on.set()
         fresh = await worker.session(2)
         assert tokens_of(await fresh.ask(first_plan(2, [1, 2])))
 
