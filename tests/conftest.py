@@ -1,9 +1,9 @@
-"""What all tests share: the fixtures that start services and write tiny models."""
+"""What all tests share: the fixtures that start services and write tiny models, and the options of pytest."""
 
-import grpc.aio
-
-# Held for the whole run: a server or channel that a failed test left behind then dies at a garbage collection
-# without joining gRPC's poller thread there, which would hang or crash the tests after it.
-grpc.aio.init_grpc_aio()
+import pytest
 
 pytest_plugins = ["tests.e2e.plugin"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="record the output of the scenario scripts")

@@ -25,7 +25,8 @@ def refusal_of(request: NewRequest, capacity: Capacity) -> Refusal | None:
     prompt_len = len(request.prompt)
     outputs = 1 if request.max_tokens is None else request.max_tokens
     total, limit = prompt_len + outputs, capacity.max_model_len
-    what = f"prompt of {prompt_len} tokens" + (f" and max_tokens {outputs}" if request.max_tokens else "")
+    more = "one token of output" if request.max_tokens is None else f"max_tokens {outputs}"
+    what = f"prompt of {prompt_len} tokens and {more}"
     field = "prompt" if request.max_tokens is None or prompt_len >= limit else "max_tokens"
     if total > limit:
         return Refusal(

@@ -45,8 +45,7 @@ class Sent:
 
 
 class CoreDriver:
-    """A Scheduler, its simulated worker, and everything delivered so far. The worker is there from the start.
-    """
+    """A Scheduler, its simulated worker, and everything delivered so far."""
 
     def __init__(
         self,
