@@ -12,6 +12,7 @@ from scheduler_svc.core.plan import (
     FinishReason,
     Refusal,
     SchedulerConfig,
+    SeqId,
     StepPlan,
     StepResult,
 )
@@ -159,7 +160,7 @@ class CoreScript:
         """sequences: all live ones."""
         lines = [
             f"{self._name(view.seq_id)} {view.state.value}: {view.computed} scheduled, "
-            f"{view.output_len} delivered, blocks {[block for block, *_ in self._core.core.sequence_blocks(view.seq_id)]}"
+            f"{view.output_len} delivered, blocks {self._blocks_of(view.seq_id)}"
             for view in self._core.core.sequences()
         ]
         return "\n".join(lines) or "none"
@@ -178,6 +179,9 @@ class CoreScript:
 
     def _name(self, seq_id: int) -> str:
         return next(name for name, known in self._names.items() if known == seq_id)
+
+    def _blocks_of(self, seq_id: int) -> list[int]:
+        return [block for block, *_ in self._core.core.sequence_blocks(SeqId(seq_id))]
 
     def _row_in(self, plan: StepPlan, name: str) -> int:
         """The row that a sequence has or had when this plan was made."""
