@@ -21,6 +21,8 @@ from gpu_worker.sampler import sample
 from gpu_worker.wire import Int32Array, Plan
 from paged_kernels.dispatch import Kernels
 
+_WARM_UP_TOKENS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
@@ -96,28 +98,34 @@ class ModelRunner:
         self.rows.clear()
         self._last_end = None
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
-        """Runs one token through the null block, so that the first real step finds everything compiled."""
+        """Runs a decode and a prefill through the null block, so that real steps find kernels compiled."""
+        for tokens in (1, min(_WARM_UP_TOKENS, self.rows.limits.max_model_len)):
+            attend = self._null_attention(tokens)
+            positions = torch.arange(tokens, device=self.device.torch_device)
+            hidden = self.decoder.forward(torch.zeros_like(positions), positions, attend)
+            sample(self.decoder.logits(hidden[-1:]), None)
+        self.device.synchronize()
+
+    def _null_attention(self, tokens: int) -> StepAttention:
+        """One row of that many tokens, all of whose table entries are the null block."""
         block_size, null = self.pool.block_size, self.pool.num_blocks
 
         def tensor(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int32, device=self.device.torch_device)
 
-        attend = StepAttention(
+        return StepAttention(
             pool=self.pool,
             kernels=self.kernels,
             scale=self._scale,
-            slot_mapping=tensor([null * block_size]),
-            block_tables=tensor([null]).view(1, 1),
-            cu_query_lens=tensor([0, 1]),
-            context_lens=tensor([1]),
-            max_query_len=1,
-            max_context_len=1,
+            slot_mapping=tensor([null * block_size + position % block_size for position in range(tokens)]),
+            block_tables=tensor([null] * -(-tokens // block_size)).view(1, -1),
+            cu_query_lens=tensor([0, tokens]),
+            context_lens=tensor([tokens]),
+            max_query_len=tokens,
+            max_context_len=tokens,
         )
-        with torch.inference_mode():
-            zero = tensor([0]).long()
-            sample(self.decoder.logits(self.decoder.forward(zero, zero, attend)), None)
-        self.device.synchronize()
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> PendingStep:

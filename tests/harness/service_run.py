@@ -32,6 +32,7 @@ class Plant:
     small_blocks: int
     chunk: int
     flags: tuple[str, ...] = ()
+    device: str = "cpu"
 
 
 @dataclass
@@ -113,7 +114,16 @@ class Runner:
             blocks = plant.small_blocks if small_pool else plant.ample_blocks
             address = f"unix:{self.processes.folder}/{'small' if small_pool else 'ample'}.sock"
             flags = ["--block-size", str(plant.block_size), "--num-blocks", str(blocks), *plant.flags]
-            fixed = ["--device", "cpu", "--dtype", plant.dtype, "--threads", "1", "--metrics-port", "0"]
+            fixed = [
+                "--device",
+                plant.device,
+                "--dtype",
+                plant.dtype,
+                "--threads",
+                "1",
+                "--metrics-port",
+                "0",
+            ]
             arguments = [self.module, "--model", str(plant.model), "--listen", address, *fixed, *flags]
             self._workers[small_pool] = self.processes.start("worker", *arguments)
         return self._workers[small_pool]
