@@ -16,7 +16,9 @@ from scheduler_svc.text import chat
 
 ROOT = Path(__file__).parents[3]
 SERVICES = ("scheduler_svc", "gpu_worker", "protos/octavo")
-LEAVES = {leaf.__name__: leaf for leaf in errors.OctavoError.__subclasses__()}
+LEAVES = {
+    leaf.__name__: leaf for leaf in errors.OctavoError.__subclasses__() if leaf.__module__ == errors.__name__
+}
 
 
 def table(document: str, heading: str) -> list[list[str]]:
