@@ -93,7 +93,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
             refuse(context, REFUSALS[words[0]])
         accepted = pb.Accepted(request_id=request.request_id or "drawn", prompt_tokens=len(words))
         if words[0] == "endless":
-            context.add_callback(self._stub.cancelled.set)  # before the client knows of the call and can leave
+            context.add_callback(self._stub.cancelled.set)  # before the client can leave
         yield pb.GenerateResponse(accepted=accepted)
         if words[0] == "endless":
             while context.is_active():
