@@ -93,7 +93,7 @@ class Settings(BaseSettings):
         transport.require_private(self.listen, self.allow_insecure_bind)
         if not (self.allow_insecure_bind or transport.is_private(f"{self.metrics_host}:0")):
             raise ValueError(
-                f"--metrics-host {self.metrics_host}: other machines could reach it; pass --allow-insecure-bind"
+                f"--metrics-host {self.metrics_host}: not of this machine alone; pass --allow-insecure-bind"
             )
         return self
 

@@ -147,6 +147,12 @@ class Inputs:
 
     def worker_ready(self, session: Session, capacity: worker_pb2.GetCapacityResponse, now: float) -> None:
         known, self.worker = self.worker, capacity
+        _log.info(
+            "worker runs %s on %s: %d blocks of %d tokens, at most %d tokens and %d rows a step",
+            *(capacity.model_id, capacity.device, capacity.num_blocks, capacity.block_size),
+            *(capacity.max_batch_tokens, capacity.max_batch_seqs),
+            extra={"session_id": epoch_text(session.session_id), "epoch": epoch_text(session.epoch)},
+        )
         if known is not None and known.worker_epoch != capacity.worker_epoch:
             self._metrics.epoch_changes += 1
         if known is not None and known.model_fingerprint != capacity.model_fingerprint:

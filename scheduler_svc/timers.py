@@ -11,6 +11,13 @@ from collections.abc import Callable
 from scheduler_svc.requests import Record
 
 
+_LEAST_SWEEP = 1024
+
+
+def _waits(record: Record) -> bool:
+    return not record.ended and record.admitted_at is None
+
+
 class Alarm:
     """Calls `wake` at the nearest asked time. clock: seconds, monotonic."""
 
@@ -38,18 +45,30 @@ class Alarm:
 
 
 class QueueDeadlines:
-    """Requests that may wait only so long for their first step, soonest first."""
+    """Requests that may wait only so long for their first step, soonest first.
+
+    Those that no longer wait are swept out when the heap has doubled, so it stays near the number that do.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Record]] = []
+        self._sweep_at = _LEAST_SWEEP
 
     def add(self, record: Record) -> None:
-        if record.queue_deadline is not None:
-            heapq.heappush(self._heap, (record.queue_deadline, record.seq_id, record))
+        if record.queue_deadline is None:
+            return
+        heapq.heappush(self._heap, (record.queue_deadline, record.seq_id, record))
+        if len(self._heap) >= self._sweep_at:
+            self._heap = [entry for entry in self._heap if _waits(entry[2])]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(_LEAST_SWEEP, 2 * len(self._heap))
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def next(self) -> float | None:
         """The soonest deadline of a request that still waits."""
-        while self._heap and (self._heap[0][2].ended or self._heap[0][2].admitted_at is not None):
+        while self._heap and not _waits(self._heap[0][2]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
