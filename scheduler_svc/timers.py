@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from scheduler_svc.requests import Record
 
-
 _LEAST_SWEEP = 1024
 
 
