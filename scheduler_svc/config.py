@@ -8,7 +8,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -146,7 +146,8 @@ def _parser() -> argparse.ArgumentParser:
 def _kind(field: FieldInfo) -> dict[str, Any]:
     if field.annotation is bool:
         return {"action": argparse.BooleanOptionalAction, "default": None}
-    return {"metavar": getattr(field.annotation, "__name__", "level").upper()}
+    choices = get_args(field.annotation)
+    return {"metavar": "|".join(choices) if choices else getattr(field.annotation, "__name__", "").upper()}
 
 
 def _help(field: FieldInfo) -> str:
