@@ -129,8 +129,7 @@ class Decoder:
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The hidden states [T, hidden] before the final norm; input_ids and positions [T] int64."""
         hidden = F.embedding(input_ids, self.embedding)
-        table = self._rope.index_select(0, positions)
-        cos, sin = table[:, 0:1], table[:, 1:2]
+        cos, sin = layers.spread_rotation(self._rope.index_select(0, positions))
         eps = self.config.norm_eps
         for index, layer in enumerate(self.layers):
             normed = layers.rms_norm(hidden, layer.input_norm, eps)

@@ -19,14 +19,17 @@ def head_norm(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(heads, heads.shape[-1:], None, eps).mul_(weight)
 
 
+def spread_rotation(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and signed sin [T, 1, D], as `rotate` takes them, from rows [T, 2, D/2] of the rotary table."""
+    cos, sin = rows[:, 0:1], rows[:, 1:2]
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of heads [T, H, D], halves paired (i, i + D/2); cos, sin [T, 1, D/2]."""
-    first, second = heads.chunk(2, dim=-1)
-    rotated = torch.empty_like(heads, memory_format=torch.contiguous_format)
-    half = first.shape[-1]
-    torch.mul(first, cos, out=rotated[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=rotated[..., half:]).addcmul_(first, sin)
-    return rotated
+    """Rotary embedding of heads [T, H, D], halves paired (i, i + D/2); cos, sin from `spread_rotation`."""
+    half = heads.shape[-1] // 2
+    swapped = torch.cat((heads[..., half:], heads[..., :half]), -1)
+    return (heads * cos).addcmul_(swapped, sin)
 
 
 def gated(gate_up: Tensor) -> Tensor:
