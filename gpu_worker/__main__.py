@@ -16,7 +16,7 @@ import time
 import uvloop
 
 from gpu_worker.config import Settings, read_settings
-from gpu_worker.errors import WorkerError
+from gpu_worker.errors import SettingsError, WorkerError
 from gpu_worker.loading import Examined, Loaded, examine, load
 from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.server import WorkerServer, WorkerServicer
@@ -31,12 +31,19 @@ _PARENT_POLL_SECONDS = 0.5
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a worker until it is told to stop. 0: stopped by a signal; 1: one line on stderr says why."""
+    """Runs a worker until it is told to stop.
+
+    0: stopped by a signal; 2: bad settings; 1: anything else. One line on stderr says why.
+    """
     configure("worker")
     try:
         settings = read_settings(sys.argv[1:] if argv is None else argv)
-        logging.getLogger().setLevel(settings.log_level)
         transport.require_private(settings.listen, settings.allow_insecure_bind)
+    except (SettingsError, ValueError) as error:
+        _log.error("cannot start: %s", error)
+        return 2
+    logging.getLogger().setLevel(settings.log_level)
+    try:
         if settings.exit_with_parent:
             _watch_parent()
         found = examine(settings)

@@ -111,9 +111,9 @@ class CpuDevice:
         self.name = f"cpu ({torch.get_num_threads()} threads)"
 
     def default_dtype(self, stored: str) -> tuple[torch.dtype, str]:
-        """float32: bfloat16 halves the time of matrix products here, but flips tokens between batch
-        shapes, and a CPU service should answer the same with and without a preemption unless asked
-        otherwise.
+        """float32. On a CPU with AVX512-BF16, bfloat16 ran at 1.0 times its speed with one row and 1.4 to 1.9
+        times from eight rows up; but it flips some 3 % of tokens between batch shapes, so that a preempted
+        or recovered request goes on with other tokens. So it must be asked for.
         """
         return torch.float32, "CPU default: tokens do not depend on the batch; --dtype bfloat16 is faster"
 
