@@ -15,7 +15,7 @@ from tests.e2e.processes import Processes
 from tests.e2e.service import request
 from tests.harness.plants import TINY_SHAPES, TINY_TOKENS, tiny_plant, tiny_prompts
 from tests.harness.reference import from_folder
-from tests.harness.report import as_json, table
+from tests.harness.report import publish
 from tests.harness.service_run import Runner
 from tests.harness.settings import covering_settings
 from tests.harness.verdict import Verdict
@@ -39,8 +39,7 @@ def test_every_crowded_setting_gives_transformers_tokens(
         outcome = asyncio.run(runner.run(setting, [request(prompt, TINY_TOKENS) for prompt in prompts]))
         verdict.add(setting.name, prompts, outcome.outputs, TINY_TOKENS, reference.logits)
         outcomes.append(outcome)
-    print(table(verdict, outcomes))
-    print(as_json(verdict))
+    publish(verdict, outcomes)
     verdict.check()
 
 

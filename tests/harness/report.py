@@ -1,13 +1,28 @@
-"""What the harness prints: one table a family, and one JSON object.
+"""What the harness prints and leaves behind: one table a family, and one JSON object.
 
-Owns the words; judges nothing. Invariant: ties are always counted and shown, also when there are none.
+Owns the words and the files under build/harness; judges nothing. Invariant: ties are always counted and shown,
+also when there are none.
 """
 
 import json
+import re
 from collections.abc import Sequence
 
+from tests.e2e.processes import REPOSITORY
 from tests.harness.service_run import Outcome
 from tests.harness.verdict import Verdict
+
+FOLDER = REPOSITORY / "build" / "harness"
+
+
+def publish(verdict: Verdict, outcomes: Sequence[Outcome]) -> None:
+    """Prints the table and the object, and writes the table to build/harness/FAMILY.md."""
+    text = table(verdict, outcomes)
+    print(text)
+    print(as_json(verdict))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"\W+", "-", verdict.family.lower()).strip("-")
+    (FOLDER / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 def table(verdict: Verdict, outcomes: Sequence[Outcome]) -> str:

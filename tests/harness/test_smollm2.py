@@ -9,7 +9,7 @@ from tests.e2e.processes import Processes
 from tests.e2e.service import request
 from tests.harness.plants import SMOLLM2_TOKENS, smollm2_plant, smollm2_prompts
 from tests.harness.reference import Reference, from_gguf_folder
-from tests.harness.report import as_json, table
+from tests.harness.report import publish
 from tests.harness.service_run import Outcome, Runner
 from tests.harness.settings import Setting, covering_settings
 from tests.harness.test_tiny_models import assert_setting_was_real
@@ -26,10 +26,10 @@ def reference() -> Reference:
 
 
 def run_settings(
-    processes: Processes, reference: Reference, settings: list[Setting], alone: slice
-) -> tuple[Verdict, list[Outcome]]:
+    verdict: Verdict, processes: Processes, reference: Reference, settings: list[Setting], alone: slice
+) -> list[Outcome]:
     prompts, runner = smollm2_prompts(), Runner(processes, smollm2_plant())
-    verdict, outcomes = Verdict("SmolLM2-135M-Instruct, float32"), []
+    outcomes = []
     for setting in settings:
         chosen = prompts if setting.crowd else prompts[alone]
         messages = [request(prompt, SMOLLM2_TOKENS) for prompt in chosen]
@@ -37,9 +37,7 @@ def run_settings(
         verdict.add(setting.name, chosen, outcome.outputs, SMOLLM2_TOKENS, reference.logits)
         outcomes.append(outcome)
         assert_setting_was_real(outcome)
-    print(table(verdict, outcomes))
-    print(as_json(verdict))
-    return verdict, outcomes
+    return outcomes
 
 
 @pytest.mark.timeout(1200)
@@ -56,15 +54,17 @@ def test_fifty_prompts_give_transformers_tokens(processes: Processes, reference:
         Setting(crowd=True, cache=False, chunked=True, small_pool=True, depth_two=False, killed=False),
         Setting(crowd=True, cache=True, chunked=True, small_pool=True, depth_two=True, killed=True),
     ]
-    verdict, _ = run_settings(processes, reference, settings, ALONE_PROMPTS)
+    verdict = Verdict("SmolLM2-135M-Instruct, float32")
+    publish(verdict, run_settings(verdict, processes, reference, settings, ALONE_PROMPTS))
     verdict.check()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_fifty_prompts_under_all_settings_and_by_generate(processes: Processes, reference: Reference) -> None:
-    prompts = smollm2_prompts()
-    verdict, _ = run_settings(processes, reference, covering_settings(), slice(0, 50))
+    prompts, verdict = smollm2_prompts(), Verdict("SmolLM2-135M-Instruct, float32, all settings")
+    outcomes = run_settings(verdict, processes, reference, covering_settings(), slice(0, 50))
     generated = [reference.generate(prompt, SMOLLM2_TOKENS) for prompt in prompts]
     verdict.add("transformers generate", prompts, generated, SMOLLM2_TOKENS, reference.logits)
+    publish(verdict, outcomes)
     verdict.check()

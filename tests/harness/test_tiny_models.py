@@ -10,7 +10,7 @@ from tests.e2e.processes import Processes
 from tests.e2e.service import request
 from tests.harness.plants import TINY_SHAPES, TINY_TOKENS, tiny_plant, tiny_prompts
 from tests.harness.reference import from_folder
-from tests.harness.report import as_json, table
+from tests.harness.report import publish
 from tests.harness.service_run import Outcome, Runner
 from tests.harness.settings import covering_settings
 from tests.harness.verdict import Verdict
@@ -34,8 +34,7 @@ def test_every_setting_gives_transformers_tokens(family: str, processes: Process
         outcome = asyncio.run(runner.run(setting, messages, ROUNDS))
         verdict.add(setting.name, prompts * ROUNDS, outcome.outputs, TINY_TOKENS, reference.logits)
         outcomes.append(outcome)
-    print(table(verdict, outcomes))
-    print(as_json(verdict))
+    publish(verdict, outcomes)
     verdict.check()
     for outcome in outcomes:
         assert_setting_was_real(outcome)
