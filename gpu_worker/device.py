@@ -5,18 +5,16 @@ Invariant: only `Marker.wait`, `Download.read` and `synchronize` block on the de
 calls none of them.
 """
 
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
+from gpu_worker import host
 from gpu_worker.errors import SettingsError
 from gpu_worker.kv_pool import MemoryReading
 
@@ -27,7 +25,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 CPU_SHARE, CUDA_SHARE = 0.25, 0.9
-"""Parts of the device's memory taken by default. On a CPU other programs live in the same memory."""
+"""Parts of the device's memory taken by default."""
 
 
 class Marker(Protocol):
@@ -45,11 +43,15 @@ class Download(Protocol):
 
 
 class Device(Protocol):
-    """What the rest of the worker may ask of the hardware."""
+    """What the rest of the worker may ask of the hardware.
+
+    default_share: part of its memory to take. is_shared: other programs live in that memory too.
+    """
 
     torch_device: torch.device
     name: str
     default_share: float
+    is_shared: bool
 
     def default_dtype(self, stored: str) -> tuple[torch.dtype, str]: ...
 
@@ -101,13 +103,14 @@ class _HostCopy:
 
 
 class CpuDevice:
-    """The host's cores. threads: torch threads, or None for one fewer than the cores this process may use."""
+    """The host's cores. threads: torch threads, or None for `host.default_threads`."""
 
     default_share = CPU_SHARE
+    is_shared = True
 
     def __init__(self, threads: int | None) -> None:
         self.torch_device = torch.device("cpu")
-        torch.set_num_threads(threads or default_threads())
+        torch.set_num_threads(threads or host.default_threads())
         self.name = f"cpu ({torch.get_num_threads()} threads)"
 
     def default_dtype(self, stored: str) -> tuple[torch.dtype, str]:
@@ -119,12 +122,7 @@ class CpuDevice:
 
     def memory(self) -> MemoryReading:
         """Physical memory, or the cgroup's limit where that is lower."""
-        host = psutil.virtual_memory()
-        total, free = int(host.total), int(host.available)
-        limit, used = cgroup_memory()
-        if limit is not None and limit < total:
-            total, free = limit, min(free, max(limit - used, 0))
-        return MemoryReading(total, free)
+        return MemoryReading(*host.memory())
 
     def upload(self, values: npt.NDArray[np.int32] | npt.NDArray[np.float64]) -> Tensor:
         return torch.from_numpy(values)
@@ -140,43 +138,6 @@ class CpuDevice:
 
     def is_poisoned_by(self, error: BaseException) -> bool:
         return False
-
-
-def default_threads() -> int:
-    """One fewer than the cores this process may run on, at least one: a busy core costs a team of threads
-    milliseconds at every barrier.
-    """
-    return max(len(os.sched_getaffinity(0)) - 1, 1)
-
-
-def cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int | None, int]:
-    """(limit, used) in bytes of this process's cgroup, version 2 or 1; limit None when there is none.
-
-    File cache that the kernel can drop does not count as used.
-    """
-    for limit_name, used_name, cache_key in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        limit, used = _number(root / limit_name), _number(root / used_name)
-        if limit is not None and used is not None:
-            return limit, max(used - _cache_bytes((root / used_name).parent / "memory.stat", cache_key), 0)
-    return None, 0
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _cache_bytes(path: Path, key: str) -> int:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(key + " ")), 0)
 
 
 class _CudaMarker:
@@ -196,6 +157,7 @@ class CudaDevice:
     """The current CUDA device. Uploads go through pinned memory that torch reuses once its copy is done."""
 
     default_share = CUDA_SHARE
+    is_shared = False
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())

@@ -34,7 +34,7 @@ class MemoryReading:
 class PoolRequest:
     """What the pool's size depends on besides memory. share: of `total`, at most this goes to this process.
 
-    num_blocks: an explicit count, or None. max_useful_blocks: more could never be used.
+    num_blocks: an explicit count, or None. max_useful_blocks: no more, though there were room.
     """
 
     bytes_per_block: int
@@ -42,7 +42,7 @@ class PoolRequest:
     share: float
     weight_bytes: int
     activation_bytes: int
-    max_useful_blocks: int
+    max_useful_blocks: int | None = None
     num_blocks: int | None = None
 
 
@@ -94,7 +94,8 @@ def _fitting(room: int, reading: MemoryReading, request: PoolRequest) -> int:
             f"{_gib(request.bytes_per_block)} and two are the least; raise --gpu-memory-utilization, "
             "or lower --max-num-batched-tokens or --block-size"
         )
-    return min(fitting, request.max_useful_blocks, MAX_SLOTS // request.block_size - 1)
+    fitting = min(fitting, MAX_SLOTS // request.block_size - 1)
+    return fitting if request.max_useful_blocks is None else min(fitting, request.max_useful_blocks)
 
 
 def _check_explicit(num_blocks: int, reading: MemoryReading, request: PoolRequest) -> None:

@@ -112,7 +112,7 @@ def _pool_request(found: Examined, weight_bytes: int) -> PoolRequest:
         share=settings.gpu_memory_utilization or found.device.default_share,
         weight_bytes=weight_bytes,
         activation_bytes=activation_bytes(found),
-        max_useful_blocks=settings.max_num_seqs * blocks_a_sequence,
+        max_useful_blocks=settings.max_num_seqs * blocks_a_sequence if found.device.is_shared else None,
         num_blocks=settings.num_blocks,
     )
 

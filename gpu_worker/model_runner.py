@@ -4,7 +4,6 @@ Owns the order in which a step touches the device; knows no session and no wire.
 whole before anything of it reaches the device.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,9 +73,8 @@ class PendingStep:
 
 
 class ModelRunner:
-    """One model on one pool, for one session at a time. Not thread-safe: only the launching thread calls it.
-
-    tamper: called with each step's logits [S, vocab] before sampling; tests make rows non-finite with it.
+    """One model on one pool, for one session at a time. Not thread-safe: only the launching thread
+    calls it.
     """
 
     def __init__(
@@ -87,7 +85,6 @@ class ModelRunner:
         self.pool = pool
         self.kernels = kernels
         self.rows = RowTable(limits)
-        self.tamper: Callable[[Tensor], Tensor] | None = None
         self._buffers = InputBuffers(device, self.rows)
         self._scale = decoder.config.head_dim**-0.5
         self._last_end: Marker | None = None
@@ -170,8 +167,6 @@ class ModelRunner:
         return self.decoder.logits(hidden.index_select(0, step.sample_positions))
 
     def _sample(self, logits: Tensor, step: StepTensors) -> Download:
-        if self.tamper is not None:
-            logits = self.tamper(logits)
         tokens, bad = sample(logits, step.samples)
         self._buffers.remember(step.sample_rows, tokens.masked_fill(bad, 0))
         return self.device.download(tokens.masked_fill(bad, -1))

@@ -57,6 +57,8 @@ def parse(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise ModelError(f"rope_scaling: {given!r} is not an object")
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise ModelError("rope_parameters: settings of their own for some layers are not supported")
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in KINDS:
         raise ModelError(f"rope_type: {kind!r} is not known; known are {', '.join(KINDS)}")

@@ -1,7 +1,7 @@
 """What the harness prints and leaves behind: one table a family, and one JSON object.
 
-Owns the words and the files under build/harness; judges nothing. Invariant: ties are always counted and shown,
-also when there are none.
+Owns the words and the files under build/harness; judges nothing. Invariant: ties are always counted and
+shown, also when there are none.
 """
 
 import json

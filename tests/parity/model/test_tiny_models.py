@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.fixtures.hand_plans import HandPlanner, HandSequence, run, take
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
-from tests.fixtures.tiny_runner import make_runner
+from tests.fixtures.tiny_runner import change_logits, make_runner
 
 SHAPES = {
     "llama": TinyShape("llama", seed=1),
@@ -117,7 +117,7 @@ def test_logits_are_close_in_double_precision(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
     runner, planner = make_runner(folder, "float64"), HandPlanner(64, BLOCK)
     seen: list[torch.Tensor] = []
-    runner.tamper = lambda logits: seen.append(logits.clone()) or logits  # type: ignore[func-returns-value]
+    change_logits(runner, lambda logits: seen.append(logits.clone()) or logits)  # type: ignore[func-returns-value]
     runner.launch(planner.plan([(HandSequence(0, ids), 13)])).wait()
     with torch.inference_mode():
         wanted = model(torch.tensor([ids])).logits[0, -1]

@@ -16,6 +16,7 @@ from gpu_worker.wire import encode_failure, encode_result
 from octavo import arrays, transport
 from octavo.worker.v1 import worker_pb2
 from tests.fixtures.hand_plans import HandPlanner, HandSequence, to_message
+from tests.fixtures.tiny_runner import change_logits
 from tests.unit.worker.live_worker import EPOCH, live_worker
 from tests.unit.worker.test_server import code_of, first_plan, tokens_of
 
@@ -92,7 +93,7 @@ async def test_a_flood_of_plans_ends_the_stream(tiny_llama: Path, monkeypatch: p
             go_on.wait()
             return logits
 
-        worker.runner.tamper = hold
+        change_logits(worker.runner, hold)
         end = await worker.session(1)
         planner, sequence = HandPlanner(64, 4), HandSequence(0, [5, 6, 7])
         await end.send(to_message(planner.plan([(sequence, 3)]), 1, EPOCH))
@@ -119,7 +120,7 @@ async def test_a_refusal_is_answered_after_the_steps_before_it(tiny_llama: Path)
                 torch.linalg.svd(matrix)
             return logits
 
-        worker.runner.tamper = take_time
+        change_logits(worker.runner, take_time)
         await end.send(good)
         await end.send(bad)
         first, second = await end.result(), await end.result()

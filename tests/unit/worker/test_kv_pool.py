@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.device import CPU_SHARE, CpuDevice, cgroup_memory, default_threads
+from gpu_worker.device import CPU_SHARE, CpuDevice
 from gpu_worker.errors import SettingsError
+from gpu_worker.host import cgroup_memory, default_threads, usable_cores
 from gpu_worker.kv_pool import MAX_SLOTS, KvPool, MemoryReading, PoolRequest, bytes_per_block, size_pool
 from gpu_worker.models.registry import parse_config
 from tests.fixtures.tiny_model import TinyShape, tiny_config
@@ -21,7 +22,6 @@ REQUEST = PoolRequest(
     share=0.9,
     weight_bytes=4 * GIB,
     activation_bytes=GIB,
-    max_useful_blocks=10**9,
 )
 
 
@@ -119,5 +119,11 @@ def test_a31_cgroup_version_1(tmp_path: Path) -> None:
     assert cgroup_memory(tmp_path) == (1000, 800)
 
 
-def test_default_threads_leave_a_core() -> None:
+def test_threads_leave_a_core_of_those_this_process_may_use(tmp_path: Path) -> None:
     assert default_threads() >= 1
+    cores = usable_cores(tmp_path)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert usable_cores(tmp_path) == cores
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert usable_cores(tmp_path) == 1
+    assert default_threads(tmp_path) == 1

@@ -17,7 +17,7 @@ from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.registry import parse_config
 from tests.fixtures.hand_plans import HandPlanner, HandSequence
 from tests.fixtures.tiny_model import TinyShape, tiny_config, tiny_weights, write_json, write_tiny_model
-from tests.fixtures.tiny_runner import make_runner
+from tests.fixtures.tiny_runner import change_logits, make_runner
 
 SHAPE = TinyShape("qwen3", seed=4)
 TIED = TinyShape("llama", seed=5, tie=True)
@@ -53,7 +53,7 @@ def logits_of(folder: Path, ids: list[int]) -> torch.Tensor:
         seen.append(logits.clone())
         return logits
 
-    runner.tamper = keep
+    change_logits(runner, keep)
     runner.launch(HandPlanner(64, 4).plan([(HandSequence(0, ids), len(ids))])).wait()
     return seen[0][0]
 

@@ -108,6 +108,7 @@ def test_a34_every_spelling_reads_the_same(name: str) -> None:
         ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling.low_freq_factor"),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
         ("linear", "rope_scaling: 'linear'"),
+        ({"full_attention": {"rope_type": "default"}}, "some layers"),
     ],
 )
 def test_a34_what_is_not_known_is_refused_by_name(scaling: Any, words: str) -> None:

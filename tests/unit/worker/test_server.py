@@ -10,11 +10,13 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from gpu_worker.server import SERVICE
+from gpu_worker.errors import SettingsError
+from gpu_worker.server import SERVICE, WorkerServer, WorkerServicer
 from octavo import arrays
 from octavo.errors import reason_of
 from octavo.worker.v1 import worker_pb2
 from tests.fixtures.hand_plans import HandPlanner, HandSequence, to_message
+from tests.fixtures.tiny_runner import change_logits
 from tests.unit.worker.live_worker import EPOCH, LiveWorker, live_worker
 
 INVALID = worker_pb2.STEP_FAILURE_REASON_INVALID_PLAN
@@ -193,7 +195,7 @@ async def test_a21_a_row_with_nan_fails_alone(tiny_llama: Path) -> None:
             logits[1, 17] = float("nan")
             return logits
 
-        worker.runner.tamper = poison
+        change_logits(worker.runner, poison)
         result = await (await worker.session(2)).ask(two_rows(2))
         assert tokens_of(result) == [healthy[0], -1, healthy[2]]
         assert [(row.row, row.reason) for row in result.failed_rows] == [
@@ -211,11 +213,11 @@ async def test_running_out_of_memory_fails_the_step_and_not_the_worker(tiny_llam
         def no_memory(logits: torch.Tensor) -> torch.Tensor:
             raise torch.OutOfMemoryError("tried to allocate 9 GiB\nmore text")
 
-        worker.runner.tamper = no_memory
+        change_logits(worker.runner, no_memory)
         result = await (await worker.session(1)).ask(first_plan(1, [5, 6]))
         assert result.failure.reason == worker_pb2.STEP_FAILURE_REASON_OUT_OF_MEMORY
         assert result.failure.detail == "tried to allocate 9 GiB"
-        worker.runner.tamper = None
+        change_logits(worker.runner, None)
         assert tokens_of(await (await worker.session(2)).ask(first_plan(2, [5, 6])))
         assert not worker.poisoned
 
@@ -227,9 +229,23 @@ async def test_a_poisoned_device_is_reported(tiny_llama: Path, monkeypatch: pyte
         def break_device(logits: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-        worker.runner.tamper = break_device
+        change_logits(worker.runner, break_device)
         result = await (await worker.session(1)).ask(first_plan(1, [5, 6]))
         assert result.failure.reason == worker_pb2.STEP_FAILURE_REASON_DEVICE_ERROR
         while not worker.poisoned:  # noqa: ASYNC110  another thread appends
             await asyncio.sleep(0.01)
         assert worker.poisoned == ["CUDA error: an illegal memory access was encountered"]
+
+
+async def test_a_taken_port_is_named(tiny_llama: Path) -> None:
+    async with live_worker(tiny_llama) as worker:
+        second = WorkerServer(WorkerServicer(EPOCH), 1 << 20, 1 << 20)
+        with pytest.raises(SettingsError, match=f"listen: {worker.address} cannot be bound"):
+            await second.start(worker.address)
+        await second.stop(0)
+        taken = worker.metrics.serve("127.0.0.1", 0)
+        with pytest.raises(
+            SettingsError, match=f"metrics_port: 127.0.0.1:{taken.port}: Address already in use"
+        ):
+            worker.metrics.serve("127.0.0.1", taken.port)
+        taken.close()
