@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import grpc.aio
 
@@ -24,6 +25,7 @@ from scheduler_svc.text import TextModel
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _NO_BACKLOG_BOUND = BacklogLimits(tokens=1 << 31, characters=1 << 31, stall_seconds=float("inf"))
+_PRINTABLE_ASCII = "".join(map(chr, range(32, 127)))
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -46,7 +48,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
         async with self._stream(context, self._backlog) as outbox:
             record = await self._intake.take(request, outbox)
-            await context.send_initial_metadata(((REQUEST_ID_METADATA, record.request_id),))
+            await context.send_initial_metadata(((REQUEST_ID_METADATA, metadata_text(record.request_id)),))
             ended = False
             while not ended:
                 for pending in await outbox.next():
@@ -165,6 +167,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         finally:
             outbox.on_failure = lambda: None
             self._engine.close(outbox, outcome)
+
+
+def metadata_text(request_id: str) -> str:
+    """A printable id as gRPC metadata takes it: ASCII as it is, the rest percent-encoded UTF-8."""
+    return quote(request_id, safe=_PRINTABLE_ASCII)
 
 
 def _cancel(task: "asyncio.Task[Any]") -> None:

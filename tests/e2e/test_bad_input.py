@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import pytest
@@ -116,6 +117,12 @@ async def test_a20_a_live_id_is_refused_and_its_owner_goes_on(rig: Rig) -> None:
     await rig.fake.release()
     assert (await task).tokens == wanted(prompt, 8)
     assert (await rig.service.run(request(prompt, 8, request_id="mine"))).tokens == wanted(prompt, 8)
+
+
+async def test_a20_an_id_of_any_printable_characters_names_a_request(rig: Rig) -> None:
+    call = rig.service.inference.Generate(request(prompt_of(5), 2, request_id="日本 🎉é 100%"))
+    assert unquote(str(dict(await call.initial_metadata())["x-request-id"])) == "日本 🎉é 100%"
+    assert [event async for event in call][-1].finished.usage.completion_tokens == 2
 
 
 async def test_a20_a_bad_request_in_a_batch_costs_the_others_nothing(rig: Rig) -> None:
