@@ -39,7 +39,7 @@ class TextModel:
         return self._chat is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32Array:
-        """[T] int32. Seconds for some megabytes, without the interpreter lock: long texts belong in a thread."""
+        """[T] int32. Seconds for megabytes, without the interpreter lock: long texts belong in a thread."""
         # `Tokenizer.encode` gives the same ids, but holds the lock and finds offsets too.
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return np.array(encodings[0].ids, np.int32)
