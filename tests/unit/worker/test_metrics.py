@@ -32,7 +32,7 @@ def test_every_series_exists_before_the_first_step() -> None:
         'octavo_worker_memory_bytes{use="activations"}': 100,
         'octavo_worker_memory_bytes{use="pool"}': 400,
         'octavo_worker_memory_bytes{use="slack"}': 100,
-        "octavo_worker_sessions_total": 1,
+        "octavo_worker_sessions_accepted_total": 1,
         'octavo_worker_steps_total{outcome="ok"}': 1,
         'octavo_worker_steps_total{outcome="invalid_plan"}': 1,
         'octavo_worker_failed_rows_total{reason="non_finite_logits"}': 1,
