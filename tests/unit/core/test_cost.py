@@ -1,0 +1,157 @@
+"""A29 by counting, not by timing: what a step does must not grow with the queue, the pool or the running
+rows.
+"""
+
+import sys
+import tracemalloc
+from collections.abc import Callable
+from types import FrameType
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.plan import (
+    Capacity,
+    Epoch,
+    Int32Array,
+    NewRequest,
+    SchedulerConfig,
+    SeqId,
+    StepPlan,
+    StepResult,
+)
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sequence
+
+
+class Decoding:
+    """`running` sequences in steady decode at depth 2, and `waiting` behind them."""
+
+    def __init__(self, running: int, waiting: int = 0, num_blocks: int = 4000, rows: int = 0) -> None:
+        config = SchedulerConfig(max_num_seqs=rows or running, max_num_batched_tokens=4096)
+        self.core = Scheduler(config)
+        self.core.worker_ready(Capacity(Epoch(1), "model", num_blocks, 16, 4096, 1024, 4096))
+        self._next = 0
+        for _ in range(running):
+            self.add(3000)
+        self._sent: list[StepPlan] = []
+        for _ in range(6):
+            self.step()
+        for _ in range(waiting):
+            self.add(10)
+
+    def add(self, max_tokens: int) -> None:
+        prompt = np.arange(self._next, self._next + 33, dtype=np.int32)
+        assert self.core.add(NewRequest(SeqId(self._next), prompt, max_tokens=max_tokens), 0.0) is None
+        self._next += 1
+
+    def step(self) -> None:
+        while (plan := self.core.schedule(0.0)) is not None:
+            self._sent.append(plan)
+        sent = self._sent.pop(0)
+        self.core.apply(StepResult(sent.step_id, np.full(len(sent.sample_rows), 7, np.int32)), 0.0)
+        self.core.take_notices()
+
+
+def calls_in(action: Callable[[], object]) -> int:
+    """Python and C function calls."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def calls_of_16_steps(decoding: Decoding) -> int:
+    def steps() -> None:
+        for _ in range(16):
+            decoding.step()
+
+    return calls_in(steps)
+
+
+def test_a29_a_step_costs_the_same_with_100_and_with_10_000_waiting() -> None:
+    assert calls_of_16_steps(Decoding(32, waiting=100)) == calls_of_16_steps(Decoding(32, waiting=10_000))
+
+
+def test_a29_a_step_costs_the_same_in_a_large_pool() -> None:
+    assert calls_of_16_steps(Decoding(32, num_blocks=200)) == calls_of_16_steps(
+        Decoding(32, num_blocks=100_000)
+    )
+
+
+def test_a_decode_step_makes_no_call_for_a_row_but_its_blocks_hash() -> None:
+    few, many = calls_of_16_steps(Decoding(16)), calls_of_16_steps(Decoding(256))
+    hashes = 2 * 240  # one digest and one list entry for each of 240 more blocks
+    assert many - few <= hashes + 200
+
+
+def test_a29_an_abort_from_the_middle_of_the_queue_does_not_grow_with_it() -> None:
+    def abort_some(waiting: int) -> int:
+        decoding = Decoding(4, waiting=waiting)
+        middle = 4 + waiting // 2
+        return calls_in(lambda: [decoding.core.abort(SeqId(middle + i), 0.0) for i in range(40)])
+
+    assert abort_some(10_000) <= 1.5 * abort_some(100)
+
+
+def test_a_head_that_does_not_fit_is_not_matched_again_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoding = Decoding(4, num_blocks=220, rows=5)
+    matched: list[int] = []
+    match = BlockManager.match_prefix
+
+    def counting(manager: BlockManager, seq: Sequence) -> Int32Array:
+        matched.append(seq.seq_id)
+        return match(manager, seq)
+
+    monkeypatch.setattr(BlockManager, "match_prefix", counting)
+    decoding.core.add(NewRequest(SeqId(99), np.arange(3400, dtype=np.int32), max_tokens=2), 0.0)
+    for _ in range(12):
+        decoding.step()
+    assert matched == [99]
+
+
+def _serve(core: Scheduler, first: int, count: int) -> None:
+    for seq_id in range(first, first + count, 8):
+        for i in range(8):
+            prompt = np.arange(seq_id + i, seq_id + i + 20, dtype=np.int32)
+            core.add(NewRequest(SeqId(seq_id + i), prompt, max_tokens=3, namespace=str(seq_id)), 0.0)
+        core.abort(SeqId(seq_id + 3), 0.0)
+        while core.has_work():
+            plan = core.schedule(0.0)
+            if plan is not None:
+                core.apply(StepResult(plan.step_id, np.full(len(plan.sample_rows), 7, np.int32)), 0.0)
+        core.take_notices()
+
+
+def _grown_by(requests: int) -> int:
+    """Bytes kept after so many more requests, once warm."""
+    core = Scheduler(SchedulerConfig(max_num_seqs=8))
+    core.worker_ready(Capacity(Epoch(1), "model", 64, 4, 4096, 8, 4096))
+    _serve(core, 0, 400)
+    tracemalloc.start()
+    try:
+        _serve(core, 400, 80)
+        before = tracemalloc.get_traced_memory()[0]
+        _serve(core, 480, requests)
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+def test_a29_no_residue_of_finished_requests() -> None:
+    assert _grown_by(2_000) < 20_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a29_no_residue_of_200_000_requests() -> None:
+    assert _grown_by(200_000) < 100_000
