@@ -59,7 +59,7 @@ protos: ## generate the Python code of the schemas (needs Python 3.11 or 3.12)
 	bash protos/generate.sh
 
 bench-core: $(DEV) ## cost of the scheduler core: a table, then one JSON object
-	@$(BIN)/python -m benchmarks.core
+	@$(BIN)/python -m benchmarks.bench_core
 
 doctor: $(RUNTIME) ## versions, device, kernels, ports, environment
 	@$(BIN)/octavo doctor

@@ -18,6 +18,8 @@ from scheduler_svc.core.plan import SAMPLED_LAST, Int32Array, SamplingParams, St
 _ROW_REASON = "ROW_FAILURE_REASON_"
 _STEP_REASON = "STEP_FAILURE_REASON_"
 _DETAIL_LIMIT = 256
+_ONE = np.int32(1)
+_COUNTING = np.arange(4096, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,33 +83,42 @@ def _sampling(params: SamplingParams) -> worker_pb2.SamplingParams:
 
 
 def _encode_batch(plan: StepPlan, previous: StepPlan | None, message: worker_pb2.StepPlan) -> None:
-    if previous is not None and plan.rows.size and np.array_equal(plan.rows, previous.rows):
+    if previous is not None and plan.rows.size and _equal(plan.rows, previous.rows):
         message.same_rows = True
     else:
         message.rows = arrays.encode(plan.rows)
     decodes_only = plan.input_ids.size == plan.rows.size
-    if not decodes_only:
+    if decodes_only:
+        tail, last_tokens = plan.context_lens - _ONE, _counting(plan.rows.size)
+    else:
         message.query_lens = arrays.encode(plan.query_lens)
+        ends = plan.query_lens.cumsum(dtype=np.int32)
+        tail, last_tokens = _tail_positions(plan, ends), ends - _ONE
     message.context_lens = arrays.encode(plan.context_lens)
-    if plan.input_ids.size and plan.input_ids.max() != SAMPLED_LAST:
+    if np.count_nonzero(plan.input_ids != SAMPLED_LAST):
         message.input_ids = arrays.encode(plan.input_ids)
-    ends = plan.query_lens.cumsum(dtype=np.int32)
-    if not np.array_equal(plan.positions, _tail_positions(plan, ends)):
+    if not _equal(plan.positions, tail):
         message.positions = arrays.encode(plan.positions)
     message.slot_mapping = arrays.encode(plan.slot_mapping)
     if not plan.sample_rows.size:
         message.no_samples = True
-    elif not (
-        np.array_equal(plan.sample_positions, ends - 1) and np.array_equal(plan.sample_rows, plan.rows)
-    ):
+    elif not (_equal(plan.sample_positions, last_tokens) and _equal(plan.sample_rows, plan.rows)):
         message.sample_positions = arrays.encode(plan.sample_positions)
         message.sample_rows = arrays.encode(plan.sample_rows)
 
 
+def _equal(one: Int32Array, other: Int32Array) -> bool:
+    """Whether two int32 arrays are equal; comparing bytes is several times cheaper than np.array_equal."""
+    return one is other or one.tobytes() == other.tobytes()
+
+
+def _counting(count: int) -> Int32Array:
+    """[count] 0, 1, 2, ..."""
+    return _COUNTING[:count] if count <= _COUNTING.size else np.arange(count, dtype=np.int32)
+
+
 def _tail_positions(plan: StepPlan, ends: Int32Array) -> Int32Array:
     """[T] the last query_len positions of each row's context. ends: [R] running sum of query_lens."""
-    if plan.input_ids.size == plan.rows.size:
-        return plan.context_lens - 1
     shift = np.repeat(plan.context_lens - ends, plan.query_lens)
     return shift + np.arange(shift.size, dtype=np.int32)
 

@@ -54,6 +54,8 @@ class BatchBuilder:
         self._no_pairs = _constant(np.empty((0, 2), np.int32))
         self._one = np.int32(1)
         self._none = _constant(no_ids())
+        self._decodes: Int64Array = np.empty(0, np.int64)
+        self._decode_rows = self._none
         self._released: list[int] = []
         self._setups: list[RowSetup] = []
         self._entries: list[tuple[Int32Array, Int32Array, Int32Array]] = []
@@ -78,7 +80,9 @@ class BatchBuilder:
         self, step_id: StepId, decodes: Int64Array, chunks: list[Chunk], zero_blocks: Int32Array
     ) -> StepPlan:
         """The plan: decode rows of one token each, then the chunks. Reads decode rows as they were before."""
-        count, rows = len(decodes), decodes.astype(np.int32)
+        if decodes is not self._decodes:
+            self._decodes, self._decode_rows = decodes, _constant(decodes.astype(np.int32))
+        count, rows = len(decodes), self._decode_rows
         query_lens, input_ids = self._ones[:count], self._sampled_last[:count]
         positions, slots = self._rows.scheduled[decodes], self._rows.next_slot[decodes]
         context_lens = positions + self._one

@@ -55,15 +55,15 @@ class InFlight:
 
     def answer(self, result: StepResult) -> bool:
         """Takes in an answer. False if no step waits for it: unknown, repeated, or of an older session."""
-        waited_for = any(step.step_id == result.step_id for step in self._steps)
-        if not waited_for or result.step_id in self._answers:
-            return False
-        self._answers[result.step_id] = result
-        return True
+        for step in self._steps:
+            if step.step_id == result.step_id and result.step_id not in self._answers:
+                self._answers[result.step_id] = result
+                return True
+        return False
 
     def answered(self) -> tuple[Step, StepResult] | None:
         """The oldest step with its answer, if that is there; it stays in the queue until `pop`."""
-        if not self._steps or self._steps[0].step_id not in self._answers:
+        if not self._answers or self._steps[0].step_id not in self._answers:
             return None
         return self._steps[0], self._answers[self._steps[0].step_id]
 

@@ -17,6 +17,7 @@ from scheduler_svc.core.sequence import NO_ROW, Sequence
 _FIRST_COLUMNS = 256
 _STOP_FILTER = 1 << 14  # a power of two
 _ONE = np.int32(1)
+_NOBODY: Int64Array = np.empty(0, np.int64)
 
 
 class Rows:
@@ -54,6 +55,9 @@ class Rows:
         self.prefilling: dict[int, Sequence] = {}  # rows whose context at admission is not all scheduled
         self.used = 0  # all set-up rows are below it
         self.num_releases = 0
+        self.num_arrivals = 0  # of rows among the decodes
+        self._seen_arrivals = 0
+        self._decodes: Int64Array = np.empty(0, np.int64)
         self._free = list(range(max_rows))
         self._longest = 0  # no row knows more tokens
         self._widest = 0  # no row has more blocks
@@ -76,9 +80,15 @@ class Rows:
         return np.array([seq.row for seq in self.running()], np.int64)
 
     def decodes(self) -> Int64Array:
-        """[k] rows whose newest token is sampled or in flight and is to be scheduled, rising."""
-        rows: Int64Array = self.left[: self.used].nonzero()[0]
-        return rows
+        """[k] rows whose newest token is sampled or in flight and is to be scheduled, rising.
+
+        The same array as long as they are the same rows: while none arrives, as many rows are the same ones.
+        """
+        left = self.left[: self.used]
+        if self._seen_arrivals != self.num_arrivals or np.count_nonzero(left) != len(self._decodes):
+            self._seen_arrivals = self.num_arrivals
+            self._decodes = left.nonzero()[0]
+        return self._decodes
 
     def set_up(self, seq: Sequence, cached: int, final: int) -> int:
         """Gives the sequence the lowest free row, with its first `cached` tokens already computed."""
@@ -131,6 +141,11 @@ class Rows:
         slots: Int32Array = self.table[row, logical] * np.int32(self.block_size)
         return slots + (positions - logical * self.block_size)
 
+    def without_room(self, rows: Int64Array) -> Int64Array:
+        """Those of the rows whose last block is full."""
+        room = self.room[rows]
+        return _NOBODY if np.count_nonzero(room) == len(room) else rows[room == 0]
+
     def append_blocks(self, row: int, blocks: Int32Array) -> None:
         held = int(self.num_blocks[row])
         self._widest = max(self._widest, held + len(blocks))
@@ -163,6 +178,8 @@ class Rows:
         self.left[rows] -= _ONE
         room = self.room[rows] - _ONE
         self.room[rows] = room
+        if np.count_nonzero(room) == len(room):
+            return _NOBODY
         full: Int64Array = (room == 0).nonzero()[0]
         return full
 
@@ -172,6 +189,7 @@ class Rows:
         if end == self.known[row]:
             del self.prefilling[row]
             self.left[row] = self.last[row] - end
+            self.num_arrivals += 1
         self.room[row] = self.num_blocks[row] * self.block_size - end
         if self.room[row]:
             self.next_slot[row] = self.slots_of(row, np.array([end], np.int32))[0]

@@ -135,7 +135,7 @@ class Scheduler:
         admit = True
         while True:
             decodes = session.rows.decodes()
-            openers = decodes[session.rows.room[decodes] == 0]  # they need one more block
+            openers = session.rows.without_room(decodes)  # they need one more block
             if len(openers) <= session.manager.pool.available:
                 plan = self._plan(session, decodes, openers, admit)
                 if plan is not None or not session.rows.prefilling:
@@ -171,13 +171,15 @@ class Scheduler:
     def _remember(self, session: Session, plan: StepPlan, decodes: Int64Array, chunks: list[Chunk]) -> None:
         rows, count = session.rows, len(decodes)
         full = rows.advance_each(decodes, plan.context_lens[:count], plan.slot_mapping[:count])
-        sample_rows = decodes
+        tenures = rows.tenure[plan.rows]
+        sample_rows, sample_tenures = decodes, tenures
         if chunks:
             sampling = [chunk.row for chunk in chunks if chunk.completes]
             sample_rows = np.concatenate((decodes, np.array(sampling, np.int64)))
+            sample_tenures = rows.tenure[sample_rows]
         step = Step(
-            plan.step_id, plan.rows, rows.tenure[plan.rows], sample_rows, rows.tenure[sample_rows],
-            rows.num_releases, decodes[full], plan.context_lens[full], chunks,
+            plan.step_id, plan.rows, tenures, sample_rows, sample_tenures, rows.num_releases,
+            decodes[full], plan.context_lens[full], chunks,
         )  # fmt: skip
         session.in_flight.push(step)
 
