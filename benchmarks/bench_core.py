@@ -113,7 +113,7 @@ def measure_ratios(report: Report, runs: int, quick: bool) -> None:
 
 
 def ratio(small: Load, large: Load, runs: int) -> float:
-    """Whole step of the large load over that of the small one, in turns, so that both see the same machine."""
+    """Whole step of the large load over that of the small one, in turns, so both see the same machine."""
     best: dict[Load, np.ndarray] = {}
     for _ in range(runs):
         for load in (small, large):
