@@ -18,8 +18,9 @@ from torch import Tensor
 from paged_kernels import contracts, torch_impl
 
 _log = logging.getLogger(__name__)
-BACKENDS = ("auto", "torch", "triton")
+BACKENDS = ("auto", "torch", "triton", "cpu")
 OPERATIONS = ("store_kvcache", "paged_attention", "copy_blocks", "zero_blocks")
+_CPU_DTYPES = (torch.float32, torch.bfloat16)
 _TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _said: set[str] = set()
 
@@ -48,13 +49,16 @@ def select(
 ) -> Kernels:
     """The kernels for a pool of this dtype, head_dim and block_size (tokens) on this device.
 
-    backend: "auto", "torch" or "triton". Raises contracts.ArgumentError for values outside every kernel's
-    range, and contracts.BackendUnavailableError when a backend asked for by name cannot run here.
+    backend: one of BACKENDS; "cpu" compiles at its first use. Raises contracts.ArgumentError for values
+    outside every kernel's range, and contracts.BackendUnavailableError when a backend asked for by name
+    cannot run here.
     """
     device = torch.device(device)
     _check_ranges(backend, dtype, head_dim, block_size)
     if backend == "torch":
         return _torch("asked for by name")
+    if backend == "cpu" or (backend == "auto" and device.type == "cpu"):
+        return _cpu_or_torch(backend, device, dtype)
     obstacle = _triton_obstacle(device, dtype)
     if backend == "triton":
         if obstacle:
@@ -62,10 +66,19 @@ def select(
         return _triton("asked for by name")
     if obstacle is None and device.type == "cuda":
         return _triton(f"{device.type} device, {dtype}: the fastest here")
-    if device.type == "cpu":
-        return _torch("no GPU; Triton only runs interpreted")
     _say_once(f"falling back to the torch kernels: {obstacle}")
     return _torch(f"fallback: {obstacle}")
+
+
+def _cpu_or_torch(backend: str, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The compiled CPU kernels; where they cannot run, the torch ones for "auto", an error by name."""
+    try:
+        return _cpu(device, dtype)
+    except contracts.BackendUnavailableError as error:
+        if backend == "cpu":
+            raise contracts.BackendUnavailableError(f"kernel backend cpu cannot run: {error}") from error
+        _say_once(f"falling back to the torch kernels: {error}")
+        return _torch(f"fallback: {error}")
 
 
 def _check_ranges(backend: str, dtype: torch.dtype, head_dim: int, block_size: int) -> None:
@@ -101,6 +114,28 @@ def _torch(why: str) -> Kernels:
     return Kernels(
         torch_impl.store_kvcache,
         torch_impl.paged_attention,
+        torch_impl.copy_blocks,
+        torch_impl.zero_blocks,
+        choices,
+    )
+
+
+def _cpu(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """Raises BackendUnavailableError for another device or dtype, or when nothing compiles the kernels."""
+    from paged_kernels.cpu_impl import library, paged
+
+    if device.type != "cpu":
+        raise contracts.BackendUnavailableError(f"it needs a CPU, not {device.type}")
+    if dtype not in _CPU_DTYPES:
+        names = ", ".join(map(str, _CPU_DTYPES))
+        raise contracts.BackendUnavailableError(f"dtype {dtype} is not among {names}")
+    why = library.load().origin
+    moved = "memory copies, nothing to compile"
+    choices = [Choice(op, "cpu", why) for op in OPERATIONS[:2]]
+    choices += [Choice(op, "torch", moved) for op in OPERATIONS[2:]]
+    return Kernels(
+        paged.store_kvcache,
+        paged.paged_attention,
         torch_impl.copy_blocks,
         torch_impl.zero_blocks,
         choices,

@@ -17,6 +17,7 @@ from paged_kernels.contracts import (
     LayoutError,
     ShapeError,
 )
+from paged_kernels.cpu_impl import paged
 
 torch.set_num_threads(1)
 META = torch.device("meta")
@@ -95,21 +96,27 @@ BAD_ATTENTIONS = [
 ]
 
 
+@pytest.mark.parametrize("kernels", [torch_impl, paged], ids=["torch", "cpu"])
 @pytest.mark.parametrize(("name", "value", "error"), BAD_STORES)
-def test_store_kvcache_names_what_is_wrong(name: str, value: Any, error: type[KernelError]) -> None:
+def test_store_kvcache_names_what_is_wrong(
+    name: str, value: Any, error: type[KernelError], kernels: Any
+) -> None:
     args = store_args()
     args[name] = value
     with pytest.raises(error, match=name):
-        torch_impl.store_kvcache(**args)
+        kernels.store_kvcache(**args)
     assert args["k_pool"].device == META or args["k_pool"].eq(0).all()
 
 
+@pytest.mark.parametrize("kernels", [torch_impl, paged], ids=["torch", "cpu"])
 @pytest.mark.parametrize(("name", "value", "error"), BAD_ATTENTIONS)
-def test_paged_attention_names_what_is_wrong(name: str, value: Any, error: type[KernelError]) -> None:
+def test_paged_attention_names_what_is_wrong(
+    name: str, value: Any, error: type[KernelError], kernels: Any
+) -> None:
     args = attention_args()
     args[name] = value
     with pytest.raises(error, match=name):
-        torch_impl.paged_attention(**args)
+        kernels.paged_attention(**args)
 
 
 def test_a_pool_of_integers_is_refused() -> None:

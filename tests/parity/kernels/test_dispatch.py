@@ -9,14 +9,28 @@ import pytest
 import torch
 
 from paged_kernels import contracts, dispatch, torch_impl
+from paged_kernels.cpu_impl import paged
 
 
-def test_auto_on_a_cpu_is_torch_and_says_why() -> None:
-    kernels = dispatch.select("auto", "cpu", torch.bfloat16, 64, 16)
-    assert kernels.paged_attention is torch_impl.paged_attention
+@pytest.mark.parametrize("backend", ["auto", "cpu"])
+def test_a_cpu_gets_the_compiled_kernels_and_says_by_whom(backend: str) -> None:
+    kernels = dispatch.select(backend, "cpu", torch.bfloat16, 64, 16)
+    assert kernels.paged_attention is paged.paged_attention
     assert [choice.op for choice in kernels.choices] == list(dispatch.OPERATIONS)
-    assert {choice.backend for choice in kernels.choices} == {"torch"}
-    assert all("no GPU" in choice.why for choice in kernels.choices)
+    assert [choice.backend for choice in kernels.choices] == ["cpu", "cpu", "torch", "torch"]
+    assert "compiled by" in kernels.choices[0].why
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float64), ("cuda", torch.float32)])
+def test_compiled_kernels_by_name_raise_where_they_cannot_run(device: str, dtype: torch.dtype) -> None:
+    with pytest.raises(contracts.BackendUnavailableError, match="kernel backend cpu cannot run"):
+        dispatch.select("cpu", device, dtype, 64, 16)
+
+
+def test_auto_in_double_precision_is_torch_and_says_why() -> None:
+    kernels = dispatch.select("auto", "cpu", torch.float64, 64, 16)
+    assert kernels.paged_attention is torch_impl.paged_attention
+    assert all("float64" in choice.why for choice in kernels.choices)
 
 
 def test_torch_by_name() -> None:

@@ -1,0 +1,171 @@
+// The layers of a decoder over a flat batch of tokens: norms, products, rotation, attention, gated products.
+//
+// Owns the order of a layer and its buffers' meaning; knows neither embedding nor sampling. Invariant: the residual
+// stream is float32 whatever the weights are, and every result of a token depends on that token and its context.
+#pragma once
+#include <cmath>
+
+#include "attention.hpp"
+#include "linear.hpp"
+
+struct Layer {
+    const float *input_norm, *post_norm;
+    const float *qk_norm;  // [query_heads + kv_heads, head_dim] or null
+    Weight qkv, out, gate_up, down;
+    void *k_pool, *v_pool;
+};
+
+struct Step {
+    Attention attention;          // query, out and pools are filled in here
+    const int64_t *positions;     // [tokens]
+    const int32_t *slots;         // [tokens], -1: store nothing
+    const float *cos_sin;         // [num_positions, 2, head_dim / 2]
+    float *hidden;                // [tokens, hidden_size], the residual stream
+    void *normed, *attended, *gated;  // [tokens, ld], activations padded with zeros to whole groups
+    float *qkv;                   // [tokens, (query_heads + 2 kv_heads) * head_dim]
+    void *query;                  // [tokens, query_heads, head_dim], of the pool's dtype
+    int64_t tokens, num_positions, normed_ld, attended_ld, gated_ld;
+    int32_t hidden_size, pool_is_bf16, activations_are_bf16;
+    float norm_eps;
+};
+
+// RMSNorm (Zhang and Sennrich, arXiv 1910.07467).
+template <class X> static inline void rms_norm(X *to, const float *from, const float *weight, int64_t n, float eps) {
+    vfloat squares[4] = {};
+    int64_t i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        for (int v = 0; v < 4; v++) {
+            vfloat x = load<vfloat>(from + i + v * LANES);
+            squares[v] += x * x;
+        }
+    for (; i < n; i += LANES) {
+        vfloat x = load_part(from + i, n - i < LANES ? n - i : LANES);
+        squares[0] += x * x;
+    }
+    const float scale = 1 / std::sqrt(sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / n + eps);
+    for (i = 0; i < n; i += LANES) {
+        const int64_t count = n - i < LANES ? n - i : LANES;
+        store_part(to + i, load_part(from + i, count) * scale * load_part(weight + i, count), count);
+    }
+}
+
+template <class X> static void norm_rows(X *to, int64_t ld, const float *from, const float *weight, int64_t rows, int64_t n, float eps) {
+    const int64_t some = rows * n > 16384 ? 8 : rows;  // a small batch is not worth a hand-over
+    pool().run((rows + some - 1) / some, [&](int64_t task) {
+        for (int64_t r = task * some; r < rows && r < (task + 1) * some; r++) rms_norm(to + r * ld, from + r * n, weight, n, eps);
+    });
+}
+
+// Rotary embedding, halves paired (i, i + dim / 2), of one head after its optional norm.
+template <class T> static inline void rotate(T *to, const float *from, const float *norm, float eps, const float *cos, int dim) {
+    float head[512];
+    if (norm) {
+        rms_norm(head, from, norm, dim, eps);
+        from = head;
+    }
+    const int half = dim / 2;
+    const float *sin = cos + half;
+    for (int i = 0; i < half; i += LANES) {
+        const int64_t count = half - i < LANES ? half - i : LANES;
+        vfloat a = load_part(from + i, count), b = load_part(from + half + i, count);
+        vfloat c = load_part(cos + i, count), s = load_part(sin + i, count);
+        store_part(to + i, a * c - b * s, count);
+        store_part(to + half + i, b * c + a * s, count);
+    }
+}
+
+template <class T> static void rotate_and_store(const Step &step, const Layer &layer) {
+    const Attention &a = step.attention;
+    const int dim = a.head_dim, heads = a.query_heads + 2 * a.kv_heads;
+    const int64_t some = step.tokens > 16 ? 8 : step.tokens;
+    pool().run((step.tokens + some - 1) / some, [&](int64_t task) {
+        for (int64_t t = task * some; t < step.tokens && t < (task + 1) * some; t++) {
+            const float *from = step.qkv + t * heads * dim, *cos = step.cos_sin + step.positions[t] * dim;
+            for (int h = 0; h < a.query_heads; h++)
+                rotate((T *)step.query + (t * a.query_heads + h) * dim, from + h * dim,
+                       layer.qk_norm ? layer.qk_norm + h * dim : nullptr, step.norm_eps, cos, dim);
+            const int64_t slot = step.slots[t];
+            if (slot < 0) continue;
+            const int64_t base = slot / a.block_size * a.pool_block + slot % a.block_size * a.pool_slot;
+            for (int h = 0; h < a.kv_heads; h++) {
+                const int q = a.query_heads + h;
+                rotate((T *)layer.k_pool + base + h * a.pool_head, from + q * dim,
+                       layer.qk_norm ? layer.qk_norm + q * dim : nullptr, step.norm_eps, cos, dim);
+                T *value = (T *)layer.v_pool + base + h * a.pool_head;
+                for (int d = 0; d < dim; d += LANES) {
+                    const int64_t count = dim - d < LANES ? dim - d : LANES;
+                    store_part(value + d, load_part(from + (q + a.kv_heads) * dim + d, count), count);
+                }
+            }
+        }
+    });
+}
+
+template <class X> static void add_product(float *hidden, int64_t n, const Weight &w, const X *x, int64_t ld, int64_t rows) {
+    multiply(w, x, ld, rows, [&](int64_t r, int64_t panel, const Tile &tile) {
+        each_half(w, panel, tile, [&](int64_t column, int64_t count, vfloat value) {
+            float *at = hidden + r * n + column;
+            store_part(at, load_part(at, count) + value, count);
+        });
+    });
+}
+
+template <class X> static void put_product(float *to, int64_t ldt, const Weight &w, const X *x, int64_t ld, int64_t rows) {
+    multiply(w, x, ld, rows, [&](int64_t r, int64_t panel, const Tile &tile) {
+        each_half(w, panel, tile, [&](int64_t column, int64_t count, vfloat value) { store_part(to + r * ldt + column, value, count); });
+    });
+}
+
+// silu(gate) * up of a gated weight's tiles.
+template <class X> static void gated_product(X *to, int64_t ldt, const Weight &w, const X *x, int64_t ld, int64_t rows) {
+    const int64_t size = w.columns / 2;
+    multiply(w, x, ld, rows, [&](int64_t r, int64_t panel, const Tile &tile) {
+        const int64_t column = panel * LANES, count = size - column < LANES ? size - column : LANES;
+        vfloat gate = tile.sum[0], up = tile.sum[1];
+        if (w.bias) {
+            gate += load_part(w.bias + column, count);
+            up += load_part(w.bias + size + column, count);
+        }
+        store_part(to + r * ldt + column, gate / (exponential(-gate) + 1) * up, count);
+    });
+}
+
+template <class T, class X> static int run_layer(const Step &step, const Layer &layer) {
+    const Attention &shape = step.attention;
+    const int64_t rows = step.tokens, n = step.hidden_size;
+    X *normed = (X *)step.normed, *attended = (X *)step.attended, *gated = (X *)step.gated;
+    norm_rows(normed, step.normed_ld, step.hidden, layer.input_norm, rows, n, step.norm_eps);
+    put_product(step.qkv, layer.qkv.columns, layer.qkv, normed, step.normed_ld, rows);
+    rotate_and_store<T>(step, layer);
+    Attention attention = shape;
+    attention.query = step.query;
+    attention.query_head = attention.out_head = shape.head_dim;
+    attention.query_token = (int64_t)shape.query_heads * shape.head_dim;
+    attention.out = attended;
+    attention.out_token = step.attended_ld;
+    attention.k_pool = layer.k_pool;
+    attention.v_pool = layer.v_pool;
+    if (int wrong = paged_attention<T, X>(attention)) return wrong;
+    add_product(step.hidden, n, layer.out, attended, step.attended_ld, rows);
+    norm_rows(normed, step.normed_ld, step.hidden, layer.post_norm, rows, n, step.norm_eps);
+    gated_product(gated, step.gated_ld, layer.gate_up, normed, step.normed_ld, rows);
+    add_product(step.hidden, n, layer.down, gated, step.gated_ld, rows);
+    return 0;
+}
+
+// 0; 1: a slot, 2: a block, 3: a position outside its range.
+static int run_layers(const Step &step, const Layer *layers, int64_t count) {
+    for (int64_t t = 0; t < step.tokens; t++) {
+        if (step.slots[t] >= step.attention.num_blocks * step.attention.block_size) return 1;
+        if (step.positions[t] < 0 || step.positions[t] >= step.num_positions) return 3;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        int wrong;
+        if (step.activations_are_bf16)
+            wrong = step.pool_is_bf16 ? run_layer<bf16, bf16>(step, layers[i]) : run_layer<float, bf16>(step, layers[i]);
+        else
+            wrong = step.pool_is_bf16 ? run_layer<bf16, float>(step, layers[i]) : run_layer<float, float>(step, layers[i]);
+        if (wrong) return wrong;
+    }
+    return 0;
+}

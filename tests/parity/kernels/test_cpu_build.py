@@ -1,0 +1,118 @@
+"""Compiling the CPU kernels: the cache, machines without a compiler, compilers that fail.
+
+Owns stand-in compilers written as shell scripts; compiles nothing itself. Invariant: the cache of the user is
+not touched.
+"""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paged_kernels import dispatch, torch_impl
+from paged_kernels.contracts import BackendUnavailableError
+from paged_kernels.cpu_impl import build, library
+
+VERSION = 'if [ "$1" = --version ]; then echo "stub 1.0"; exit 0; fi; '
+WORKS = VERSION + 'for last; do :; done; echo "$$" > "$last"'
+FAILS = VERSION + 'echo "x.cpp:1: error: no such flag" >&2; exit 1'
+
+
+def stub(folder: Path, text: str) -> str:
+    path = folder / "stub-c++"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def unloaded() -> object:
+    """Forgets the loaded library for one test, then once more, so that no test sees a stand-in."""
+    library.load.cache_clear()
+    yield
+    library.load.cache_clear()
+
+
+def test_compiled_once_then_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", stub(tmp_path, WORKS))
+    first, origin = build.library_path()
+    written = first.read_text()
+    second, _ = build.library_path()
+    assert first == second
+    assert second.read_text() == written
+    assert "stub 1.0" in origin
+    assert [path.name for path in first.parent.iterdir()] == [first.name]
+
+
+def test_another_compiler_or_processor_gets_its_own_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", stub(tmp_path, WORKS))
+    first, _ = build.library_path()
+    monkeypatch.setattr(build, "_processor", lambda: "another")
+    second, _ = build.library_path()
+    monkeypatch.setenv("CXX", stub(tmp_path, WORKS.replace("1.0", "1.1")))
+    third, _ = build.library_path()
+    assert len({first, second, third}) == 3
+
+
+def test_two_processes_at_once_leave_one_whole_library(tmp_path: Path, own_cache: Path) -> None:
+    slow = WORKS.replace("for last", "sleep 0.3; for last")
+    code = "from paged_kernels.cpu_impl.build import library_path; print(library_path()[0].read_text())"
+    env = {"CXX": stub(tmp_path, slow), build.CACHE_VARIABLE: str(own_cache), "PATH": "/usr/bin:/bin"}
+    env["PYTHONPATH"] = ":".join(sys.path)
+    children = [
+        subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    outputs = [child.communicate(timeout=60)[0].strip() for child in children]
+    assert all(output.isdigit() for output in outputs)
+    assert len(list(own_cache.iterdir())) == 1
+
+
+def test_without_a_compiler_auto_says_so_once_and_uses_torch(
+    unloaded: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with caplog.at_level(logging.WARNING):
+        kernels = dispatch.select("auto", "cpu", torch.float32, 64, 16)
+        dispatch.select("auto", "cpu", torch.float32, 64, 16)
+    assert kernels.paged_attention is torch_impl.paged_attention
+    assert all("no C++ compiler" in choice.why for choice in kernels.choices)
+    assert len([record for record in caplog.records if "no C++ compiler" in record.message]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no C\\+\\+ compiler runs .*CXX"),
+        (FAILS, "stub 1.0 cannot compile.*no such flag"),
+        (WORKS, "cannot be loaded"),
+    ],
+    ids=["none", "fails", "writes nonsense"],
+)
+def test_by_name_it_raises_with_the_reason(
+    unloaded: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, message: str
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++" if text is None else stub(tmp_path, text))
+    with pytest.raises(BackendUnavailableError, match=message):
+        dispatch.select("cpu", "cpu", torch.float32, 64, 16)
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    unloaded: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(blocked / "cache"))
+    monkeypatch.setenv("CXX", stub(tmp_path, WORKS))
+    with pytest.raises(BackendUnavailableError, match="cannot be written"):
+        dispatch.select("cpu", "cpu", torch.float32, 64, 16)
