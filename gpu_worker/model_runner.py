@@ -14,6 +14,7 @@ from gpu_worker.attention import StepAttention
 from gpu_worker.device import Device, Download, Marker
 from gpu_worker.input_buffers import InputBuffers, StepTensors
 from gpu_worker.kv_pool import KvPool
+from gpu_worker.models.cpu_decoder import CpuDecoder
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.rows import Limits, RowTable
 from gpu_worker.sampler import sample
@@ -78,7 +79,7 @@ class ModelRunner:
     """
 
     def __init__(
-        self, device: Device, decoder: Decoder, pool: KvPool, kernels: Kernels, limits: Limits
+        self, device: Device, decoder: Decoder | CpuDecoder, pool: KvPool, kernels: Kernels, limits: Limits
     ) -> None:
         self.device = device
         self.decoder = decoder

@@ -7,6 +7,7 @@ are NaN, and block table entries past a row's blocks are out of range.
 import dataclasses
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test_large_scores_do_not_overflow(large: float) -> None:
 
 def test_what_would_leave_the_memory_is_refused() -> None:
     batch = make_batch(Shape(4, 1, 1, 8, ((2, 9),)), torch.float32, "cpu", 8)
-    args = list(batch.attention_args)
+    args: list[Any] = list(batch.attention_args)
     with pytest.raises(IndexError, match="block_tables"):
         paged.paged_attention(*args[:3], torch.full_like(batch.block_tables, 99), *args[4:])
     with pytest.raises(IndexError, match="block_tables"):
@@ -149,7 +150,7 @@ def test_what_would_leave_the_memory_is_refused() -> None:
         paged.paged_attention(*args[:5], torch.tensor([10], dtype=torch.int32), *args[6:])
     with pytest.raises(ShapeError, match="context_lens"):
         paged.paged_attention(*args[:5], torch.tensor([1], dtype=torch.int32), *args[6:])
-    double = [
+    double: list[Any] = [
         item.double() if isinstance(item, Tensor) and item.is_floating_point() else item for item in args
     ]
     with pytest.raises(DtypeError, match="query"):

@@ -1,0 +1,185 @@
+"""Whole decoder layers on a CPU: packed weights and one call into C++ for all layers of a step.
+
+Owns the layers' descriptors and the step's buffers; knows no checkpoint, no tokens and no rows. Invariant: a
+token's result depends on the token, its position and its context, in no bit on what else is in the step.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paged_kernels import contracts
+from paged_kernels.cpu_impl import library
+from paged_kernels.cpu_impl.linear import PackedWeight, padded
+
+_WRONG = {1: "slot_mapping: a slot", 2: "block_tables: a block", 3: "positions: a position"}
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer: RMSNorm weights [hidden] float32, qk_norm [Hq + Hkv, D] float32 or None, packed products.
+
+    qkv: rows of q, k, v; gate_up: packed with gated.
+    """
+
+    input_norm: Tensor
+    post_norm: Tensor
+    qk_norm: Tensor | None
+    qkv: PackedWeight
+    out: PackedWeight
+    gate_up: PackedWeight
+    down: PackedWeight
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a step, as paged_attention takes them, and slot_mapping [T] int32."""
+
+    slot_mapping: Tensor
+    block_tables: Tensor
+    cu_query_lens: Tensor
+    context_lens: Tensor
+    scale: float
+
+
+class LayerStack:
+    """All layers of one model over one KV pool [2, L, B, bs, Hkv, D], float32 or bfloat16.
+
+    cos_sin [positions, 2, D / 2] float32: the rotary table, halves paired. Raises contracts.ArgumentError.
+    """
+
+    def __init__(
+        self, layers: list[LayerWeights], query_heads: int, head_dim: int, norm_eps: float, cos_sin: Tensor
+    ) -> None:
+        self._weights = layers
+        self._query_heads, self._head_dim = query_heads, head_dim
+        self._cos_sin = cos_sin.to(torch.float32).contiguous()
+        self._layers = (library.Layer * len(layers))(*(_descriptor(layer) for layer in layers))
+        self._hidden_size = layers[0].qkv.inputs
+        self._activations = layers[0].qkv.activation_dtype
+        self._pool: Tensor | None = None
+        self._capacity = 0
+        self._buffers: dict[str, Tensor] = {}
+        self._step = library.Step(
+            num_positions=self._cos_sin.shape[0],
+            hidden_size=self._hidden_size,
+            activations_are_bf16=self._activations == torch.bfloat16,
+            norm_eps=norm_eps,
+            cos_sin=self._cos_sin.data_ptr(),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all packed weights, norms and the rotary table."""
+        total = self._cos_sin.nbytes
+        for w in self._weights:
+            norms = (t for t in (w.input_norm, w.post_norm, w.qk_norm) if t is not None)
+            total += sum(t.nbytes for t in norms)
+            total += sum(p.num_bytes for p in (w.qkv, w.out, w.gate_up, w.down))
+        return total
+
+    def run(self, hidden: Tensor, positions: Tensor, rows: Rows, kv_pool: Tensor) -> None:
+        """Adds every layer's result to hidden [T, hidden] float32 in place; positions [T] int64.
+
+        Stores the new keys and values, then attends, layer by layer. Raises IndexError for a slot, block or
+        position out of range.
+        """
+        tokens = hidden.shape[0]
+        if hidden.dtype != torch.float32 or not hidden.is_contiguous() or positions.dtype != torch.int64:
+            raise contracts.DtypeError(f"hidden: {hidden.dtype}, expected float32; positions int64")
+        self._bind(kv_pool)
+        self._reserve(tokens)
+        step, attention = self._step, self._step.attention
+        step.hidden, step.positions = hidden.data_ptr(), positions.data_ptr()
+        step.slots, step.tokens = rows.slot_mapping.data_ptr(), tokens
+        attention.tables, attention.table_row = rows.block_tables.data_ptr(), rows.block_tables.stride(0)
+        attention.starts, attention.contexts = rows.cu_query_lens.data_ptr(), rows.context_lens.data_ptr()
+        attention.rows, attention.scale = rows.context_lens.shape[0], rows.scale
+        wrong = library.load().call["run_layers"](ctypes.byref(step), self._layers, len(self._layers))
+        if wrong:
+            raise IndexError(f"{_WRONG[wrong]} is out of range")
+
+    def _bind(self, kv_pool: Tensor) -> None:
+        """Points the layers at a pool; free when it is the one of the last step."""
+        if kv_pool is self._pool:
+            return
+        contracts.check_zero_blocks(kv_pool, torch.zeros(0, dtype=torch.int64))
+        if kv_pool.dtype not in (torch.float32, torch.bfloat16) or kv_pool.shape[1] != len(self._layers):
+            raise contracts.ShapeError(f"kv_pool: {kv_pool.dtype} {list(kv_pool.shape)} does not fit the layers")
+        for index, layer in enumerate(self._layers):
+            layer.k_pool, layer.v_pool = kv_pool[0, index].data_ptr(), kv_pool[1, index].data_ptr()
+        attention = self._step.attention
+        attention.num_blocks, attention.block_size, attention.kv_heads = kv_pool.shape[2:5]
+        attention.pool_block, attention.pool_slot, attention.pool_head = kv_pool.stride()[2:5]
+        attention.query_heads, attention.head_dim = self._query_heads, self._head_dim
+        self._step.pool_is_bf16 = kv_pool.dtype == torch.bfloat16
+        self._pool, self._capacity = kv_pool, 0
+
+    def _reserve(self, tokens: int) -> None:
+        """Buffers for this many tokens; they grow and stay. Padding columns are zero and never written."""
+        if tokens <= self._capacity:
+            return
+        assert self._pool is not None
+        first, q_size = self._weights[0], self._query_heads * self._head_dim
+        widths = {
+            "normed": padded(self._hidden_size),
+            "attended": padded(q_size),
+            "gated": padded(first.down.inputs),
+        }
+        step = self._step
+        for name, width in widths.items():
+            self._buffers[name] = torch.zeros((tokens, width), dtype=self._activations)
+            setattr(step, f"{name}_ld", width)
+        self._buffers["qkv"] = torch.empty((tokens, first.qkv.outputs), dtype=torch.float32)
+        self._buffers["query"] = torch.empty((tokens, q_size), dtype=self._pool.dtype)
+        for name, buffer in self._buffers.items():
+            setattr(step, name, buffer.data_ptr())
+        self._capacity = tokens
+
+
+def _descriptor(layer: LayerWeights) -> library.Layer:
+    for norm in (layer.input_norm, layer.post_norm, layer.qk_norm):
+        if norm is not None and (norm.dtype != torch.float32 or not norm.is_contiguous()):
+            raise contracts.DtypeError(f"norm: dtype {norm.dtype}, expected contiguous float32")
+    return library.Layer(
+        input_norm=layer.input_norm.data_ptr(),
+        post_norm=layer.post_norm.data_ptr(),
+        qk_norm=None if layer.qk_norm is None else layer.qk_norm.data_ptr(),
+        qkv=layer.qkv.handle,
+        out=layer.out.handle,
+        gate_up=layer.gate_up.handle,
+        down=layer.down.handle,
+    )
+
+
+class Head:
+    """The final norm and the product with the head: logits [S, vocab] float32 of hidden states [S, hidden]."""
+
+    def __init__(self, norm: Tensor, weight: PackedWeight, norm_eps: float) -> None:
+        self._norm, self._weight, self._eps = norm.to(torch.float32).contiguous(), weight, norm_eps
+        self._logits = torch.empty(0, weight.outputs)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._norm.nbytes + self._weight.num_bytes
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [S, hidden] float32; the result is overwritten by the next call."""
+        rows, width = hidden.shape[0], padded(self._weight.inputs)
+        if self._logits.shape[0] < rows:
+            self._logits = torch.empty((rows, self._weight.outputs), dtype=torch.float32)
+        normed = torch.zeros((rows, width), dtype=self._weight.activation_dtype)
+        hidden = hidden.contiguous()
+        library.load().call["logits"](
+            ctypes.byref(self._weight.handle),
+            self._norm.data_ptr(),
+            self._eps,
+            hidden.data_ptr(),
+            rows,
+            normed.data_ptr(),
+            width,
+            self._logits.data_ptr(),
+        )
+        return self._logits[:rows]
