@@ -44,6 +44,16 @@ static inline void spread_key(float *at, const float *key, int dim) {
     for (int d = 0; d < dim; d++) at[d * KEYS] = key[d];
 }
 
+// The same for LANES keys, `apart` bytes between them, a whole number of squares of words, transposed in registers.
+template <class W> static inline void spread_keys(W *at, const char *keys, int64_t apart, int words) {
+    for (int w = 0; w < words; w += LANES) {
+        vuint square[LANES];
+        for (int i = 0; i < LANES; i++) square[i] = load<vuint>(keys + i * apart + 4 * w);
+        transpose<LANES / 2>(square);
+        for (int i = 0; i < LANES; i++) store(at + (w + i) * KEYS, square[i]);
+    }
+}
+
 // The type of one step of a dot product: a pair of bfloat16, or one float32.
 template <class T> struct Word;
 template <> struct Word<bf16> {
@@ -108,23 +118,28 @@ template <int ROWS> static void any_weigh(int rows, float *out, const float *wei
         any_weigh<ROWS - 1>(rows, out, weights, values, ld);
 }
 
+template <int... I> static inline vint ascending(std::integer_sequence<int, I...>) { return vint{I...}; }
+
 static inline vfloat soft_cap(vfloat x, float cap) {  // cap * tanh(x / cap)
     return cap - 2 * cap / (exponential(x * (2 / cap)) + 1);
 }
 
 // One row of scores against keys [begin, begin + KEYS) becomes weights; `from` and `to` bound the visible keys.
 static inline void soften(float *scores, float *peak, float *mass, float *out, int ld, const Attention &a, int64_t begin, int64_t from, int64_t to) {
-    vint lane;
-    for (int i = 0; i < LANES; i++) lane[i] = i;
     const vfloat hidden = splat(-__builtin_inff());
     vfloat score[VECTORS], best = hidden;
     for (int v = 0; v < VECTORS; v++) {
         score[v] = load<vfloat>(scores + v * LANES) * a.scale;
         if (a.softcap > 0) score[v] = soft_cap(score[v], a.softcap);
-        vint at = lane + int(v * LANES);
-        score[v] = choose((at >= int(from - begin)) & (at < int(to - begin < KEYS ? to - begin : KEYS)), score[v], hidden);
-        best = greater(score[v], best);
     }
+    if (from > begin || to < begin + KEYS) {
+        const vint lane = ascending(std::make_integer_sequence<int, LANES>{});
+        for (int v = 0; v < VECTORS; v++) {
+            vint at = lane + int(v * LANES), visible = at < int(to - begin < KEYS ? to - begin : KEYS);
+            score[v] = choose(visible & (at >= int(from - begin)), score[v], hidden);
+        }
+    }
+    for (int v = 0; v < VECTORS; v++) best = greater(score[v], best);
     float top = maximum(best);
     top = top > *peak ? top : *peak;
     const float base = top == -__builtin_inff() ? 0 : top;
@@ -154,8 +169,13 @@ static inline void gather(const Attention &a, int row, int head, int64_t begin, 
         const int64_t block = table[at / a.block_size], offset = at % a.block_size;
         const int64_t count = a.block_size - offset < end - at ? a.block_size - offset : end - at;
         const int64_t start = block * a.pool_block + offset * a.pool_slot + head * a.pool_head;
+        const T *from = (const T *)a.k_pool + start;
+        int64_t spread = 0;
+        if (dim * sizeof(T) % (4 * LANES) == 0)
+            for (; spread + LANES <= count; spread += LANES)
+                spread_keys(keys + (at - begin + spread), (const char *)(from + spread * a.pool_slot), a.pool_slot * sizeof(T), dim * sizeof(T) / 4);
+        for (; spread < count; spread++) spread_key(keys + (at - begin + spread), from + spread * a.pool_slot, dim);
         for (int64_t i = 0; i < count; i++) {
-            spread_key(keys + (at - begin + i), (const T *)a.k_pool + start + i * a.pool_slot, dim);
             const T *value = (const T *)a.v_pool + start + i * a.pool_slot;
             float *to = values + (at - begin + i) * ld;
             int d = 0;

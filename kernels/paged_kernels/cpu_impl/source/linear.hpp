@@ -13,6 +13,7 @@
 
 constexpr int PANEL = 2 * LANES;
 constexpr int GROUP = 32;
+constexpr int64_t NEAR_BYTES = 400 << 10;  // activations that a core's second cache keeps beside a panel
 enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
 struct Weight {  // columns: outputs, k: inputs; bias [columns] float32 or null
@@ -152,10 +153,11 @@ template <int FORMAT, class X, class Done>
 static void multiply_as(const Weight &w, const X *x, int64_t ldx, int64_t rows, const Done &done) {
     constexpr int MOST = rows_of_tile<FORMAT>();
     const int64_t blocks = (rows + MOST - 1) / MOST, count = panels(w), team = pool().threads();
-    int64_t shares = 1;  // parts of the rows, where there are too few panels for the team
+    int64_t shares = (rows * ldx * (int64_t)sizeof(X) + NEAR_BYTES - 1) / NEAR_BYTES;  // parts of the rows that stay near
     while (count * shares < 8 * team && shares * 2 <= blocks) shares *= 2;
+    if (shares > blocks) shares = blocks;
     pool().run(count * shares, [&](int64_t task) {
-        const int64_t panel = task / shares, share = task % shares;
+        const int64_t panel = task % count, share = task / count;
         Tile tile[MOST];
         for (int64_t b = blocks * share / shares; b < blocks * (share + 1) / shares; b++) {
             const int64_t first = rows * b / blocks, last = rows * (b + 1) / blocks;

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
@@ -49,6 +50,35 @@ static inline vfloat choose(vint mask, vfloat yes, vfloat no) {
 
 static inline vfloat greater(vfloat a, vfloat b) { return choose(a > b, a, b); }
 
+// LANES rows of LANES 32-bit words become columns: log2 LANES rounds of exchanges between rows d apart.
+#if defined(__clang__)
+template <int D, int... I> static inline vuint low_halves(vuint a, vuint b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (I & D ? LANES + I - D : I)...);
+}
+template <int D, int... I> static inline vuint high_halves(vuint a, vuint b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (I & D ? LANES + I : I + D)...);
+}
+#else
+template <int D, int... I> static inline vuint low_halves(vuint a, vuint b, std::integer_sequence<int, I...>) {
+    return __builtin_shuffle(a, b, vuint{(uint32_t)(I & D ? LANES + I - D : I)...});
+}
+template <int D, int... I> static inline vuint high_halves(vuint a, vuint b, std::integer_sequence<int, I...>) {
+    return __builtin_shuffle(a, b, vuint{(uint32_t)(I & D ? LANES + I : I + D)...});
+}
+#endif
+
+template <int D> static inline void transpose(vuint *rows) {
+    constexpr auto all = std::make_integer_sequence<int, LANES>{};
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        if (!(i & D)) {
+            vuint a = rows[i], b = rows[i + D];
+            rows[i] = low_halves<D>(a, b, all);
+            rows[i + D] = high_halves<D>(a, b, all);
+        }
+    if constexpr (D > 1) transpose<D / 2>(rows);
+}
+
 static inline float sum(vfloat v) {
     float lanes[LANES];
     store(lanes, v);
@@ -58,11 +88,11 @@ static inline float sum(vfloat v) {
 }
 
 static inline float maximum(vfloat v) {
-    float lanes[LANES], best;
+    float lanes[LANES];
     store(lanes, v);
-    best = lanes[0];
-    for (int i = 1; i < LANES; i++) best = lanes[i] > best ? lanes[i] : best;
-    return best;
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    return lanes[0];
 }
 
 // --- bfloat16 -----------------------------------------------------------------------------------------------
