@@ -42,7 +42,8 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where there is one")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = Field(
         "auto",
-        description="of weights, KV pool and arithmetic; auto: float32 on CPU, the model's 16 bits on CUDA",
+        description="of weights, KV pool and arithmetic; auto: the model's 16 bits on CUDA, "
+        "bfloat16 on a CPU that has it fast, else float32",
     )
     num_blocks: int | None = Field(None, ge=1, description="KV blocks; default: what memory allows")
     block_size: int = Field(16, ge=1, le=4096, description="tokens of a block")
@@ -55,6 +56,9 @@ class Settings(BaseSettings):
     kernel_backend: Literal["auto", "torch", "triton", "cpu"] = Field(
         "auto", description="who runs the paged kernels"
     )
+    quantize: Literal["none", "int8", "int4"] = Field(
+        "none", description="on a CPU with compiled kernels: weights in 8 or 4 bits, for single streams"
+    )
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="dummy: random weights from the config alone"
     )
@@ -62,7 +66,10 @@ class Settings(BaseSettings):
         None, ge=1, description="with --load-format dummy: keep only the first layers"
     )
     threads: int | None = Field(
-        None, ge=1, le=1024, description="torch threads on a CPU; default: cores less one"
+        None,
+        ge=1,
+        le=1024,
+        description="threads on a CPU; default: all cores for compiled kernels, one fewer for torch",
     )
     exit_with_parent: bool = Field(False, description="stop when the process that started this one is gone")
     allow_insecure_bind: bool = Field(False, description="serve a non-loopback address without TLS")

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gpu_worker import cpu_choice
 from gpu_worker.config import Settings
 from gpu_worker.device import DTYPES, Device, open_device
 from gpu_worker.errors import SettingsError
 from gpu_worker.kv_pool import LAYOUT, KvPool, PoolRequest, PoolSize, bytes_per_block, size_pool
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.models import loader
+from gpu_worker.models.cpu_decoder import CpuDecoder, runs_here
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.registry import ModelConfig, parse_config
 from gpu_worker.rows import Limits
@@ -63,7 +65,7 @@ def examine(settings: Settings) -> Examined:
         config = replace(config, num_layers=settings.num_layers)
     dtype, why = DTYPES.get(settings.dtype), "asked for"
     if dtype is None:
-        dtype, why = device.default_dtype(config.stored_dtype)
+        dtype, why = cpu_choice.default_dtype(device, settings) or device.default_dtype(config.stored_dtype)
     limit = config.rope.context_limit
     max_model_len = settings.max_model_len or limit
     if max_model_len > limit:
@@ -74,6 +76,7 @@ def examine(settings: Settings) -> Examined:
         )
     except KernelError as error:
         raise SettingsError(str(error)) from error
+    kernels = cpu_choice.with_layers(kernels, dtype, settings)
     block_bytes = bytes_per_block(config, settings.block_size, dtype)
     return Examined(settings, files, config, device, dtype, why, kernels, max_model_len, block_bytes)
 
@@ -81,11 +84,7 @@ def examine(settings: Settings) -> Examined:
 def load(found: Examined) -> Loaded:
     """Loads the weights, sizes and allocates the pool, and runs one small step. Raises WorkerError."""
     started = time.monotonic()
-    decoder = Decoder(found.config, found.device.torch_device, found.dtype, found.max_model_len)
-    if found.files.source is None:
-        loader.load_dummy(decoder)
-    else:
-        loader.load(decoder, found.files.source)
+    decoder = _loaded_decoder(found)
     size = size_pool(found.device.memory(), _pool_request(found, decoder.weight_bytes))
     settings = found.settings
     pool = KvPool(found.config, size.num_blocks, settings.block_size, found.dtype, found.device.torch_device)
@@ -101,6 +100,22 @@ def load(found: Examined) -> Loaded:
     runner.warm_up()
     _report(found, size, time.monotonic() - started)
     return Loaded(runner, size, _capacity(found, size))
+
+
+def _loaded_decoder(found: Examined) -> Decoder | CpuDecoder:
+    """The decoder with its weights, packed where the compiled layers run. Quantised from float32."""
+    packed = runs_here(found.kernels, found.dtype)
+    quantize = None if found.settings.quantize == "none" else found.settings.quantize
+    dtype = torch.float32 if quantize else found.dtype
+    decoder = Decoder(found.config, found.device.torch_device, dtype, found.max_model_len)
+    if found.files.source is None:
+        loader.load_dummy(decoder)
+    else:
+        loader.load(decoder, found.files.source)
+    if not packed:
+        return decoder
+    cpu_choice.take_threads(found.settings)
+    return CpuDecoder(decoder, found.dtype, found.max_model_len, quantize)
 
 
 def _pool_request(found: Examined, weight_bytes: int) -> PoolRequest:
@@ -196,6 +211,9 @@ def _capacity(found: Examined, size: PoolSize) -> worker_pb2.GetCapacityResponse
 
 
 def fingerprint(found: Examined) -> str:
-    """32 hex digits over the weights' bytes, the config that the decoder uses, and the dtype."""
+    """32 hex digits over the weights' bytes, the config that the decoder uses, dtype and quantisation."""
     content = "dummy" if found.files.source is None else loader.content_hash(found.files.source.files)
-    return hashlib.sha256(repr((content, found.config, str(found.dtype))).encode()).hexdigest()[:32]
+    parts: tuple[object, ...] = (content, found.config, str(found.dtype))
+    if found.settings.quantize != "none":
+        parts += (found.settings.quantize,)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

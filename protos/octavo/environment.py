@@ -53,6 +53,7 @@ WORKER_NAMES: tuple[str, ...] = (
     "OCTAVO_MAX_MODEL_LEN",
     "OCTAVO_KERNEL_BACKEND",
     "OCTAVO_LOAD_FORMAT",
+    "OCTAVO_QUANTIZE",
     "OCTAVO_NUM_LAYERS",
     "OCTAVO_THREADS",
     "OCTAVO_EXIT_WITH_PARENT",
@@ -60,6 +61,7 @@ WORKER_NAMES: tuple[str, ...] = (
     "OCTAVO_LOG_LEVEL",
 )
 CLIENT_NAMES: tuple[str, ...] = ("OCTAVO_SERVER",)
+KERNEL_NAMES: tuple[str, ...] = ("OCTAVO_KERNEL_CACHE",)
 
 _KUBERNETES = re.compile(
     r"^OCTAVO_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)$"
@@ -70,7 +72,7 @@ def unknown_names(environ: Mapping[str, str], more: Iterable[str] = ()) -> list[
     """OCTAVO_* names of an environment that no program reads, sorted; what Kubernetes injects for a service
     is let pass.
     """
-    known = {*SCHEDULER_NAMES, *WORKER_NAMES, *CLIENT_NAMES, *more}
+    known = {*SCHEDULER_NAMES, *WORKER_NAMES, *CLIENT_NAMES, *KERNEL_NAMES, *more}
     return sorted(
         name
         for name in environ

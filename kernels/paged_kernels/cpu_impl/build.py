@@ -5,6 +5,7 @@ under its name whole or not at all, and its name depends on everything that went
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from paged_kernels.contracts import BackendUnavailableError
 
+_log = logging.getLogger(__name__)
 SOURCE_FOLDER = Path(__file__).parent / "source"
 CACHE_VARIABLE = "OCTAVO_KERNEL_CACHE"
 _COMPILERS = ("c++", "g++", "clang++")
@@ -108,6 +110,7 @@ def _processor() -> str:
 
 def _compile(compiler: Compiler, flags: tuple[str, ...], path: Path) -> None:
     """Compiles into a temporary file beside the target, then renames it: two processes may do so at once."""
+    _log.info("compiling the CPU kernels with %s, once; kept in %s", compiler.version, path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -107,7 +107,9 @@ class LayerStack:
             return
         contracts.check_zero_blocks(kv_pool, torch.zeros(0, dtype=torch.int64))
         if kv_pool.dtype not in (torch.float32, torch.bfloat16) or kv_pool.shape[1] != len(self._layers):
-            raise contracts.ShapeError(f"kv_pool: {kv_pool.dtype} {list(kv_pool.shape)} does not fit the layers")
+            raise contracts.ShapeError(
+                f"kv_pool: {kv_pool.dtype} {list(kv_pool.shape)} does not fit the layers"
+            )
         for index, layer in enumerate(self._layers):
             layer.k_pool, layer.v_pool = kv_pool[0, index].data_ptr(), kv_pool[1, index].data_ptr()
         attention = self._step.attention
@@ -155,7 +157,7 @@ def _descriptor(layer: LayerWeights) -> library.Layer:
 
 
 class Head:
-    """The final norm and the product with the head: logits [S, vocab] float32 of hidden states [S, hidden]."""
+    """The final norm and the product with the head: logits [S, vocab] float32 of hidden states."""
 
     def __init__(self, norm: Tensor, weight: PackedWeight, norm_eps: float) -> None:
         self._norm, self._weight, self._eps = norm.to(torch.float32).contiguous(), weight, norm_eps

@@ -19,7 +19,7 @@ FORMATS = {
     "int8": library.INT8,
     "int4": library.INT4,
 }
-"""Groups of 32 inputs have a scale each in int8 (as GGUF Q8_0), a scale and a least value in int4 (as Q4_1)."""
+"""Groups of 32 inputs have a scale in int8 (as GGUF Q8_0), a scale and a least value in int4 (as Q4_1)."""
 
 
 @dataclass(frozen=True)

@@ -140,16 +140,20 @@ def test_large_scores_do_not_overflow(large: float) -> None:
 def test_what_would_leave_the_memory_is_refused() -> None:
     batch = make_batch(Shape(4, 1, 1, 8, ((2, 9),)), torch.float32, "cpu", 8)
     args: list[Any] = list(batch.attention_args)
+
+    def changed(place: int, value: Tensor) -> list[Any]:
+        return [*args[:place], value, *args[place + 1 :]]
+
     with pytest.raises(IndexError, match="block_tables"):
-        paged.paged_attention(*args[:3], torch.full_like(batch.block_tables, 99), *args[4:])
+        paged.paged_attention(*changed(3, torch.full_like(batch.block_tables, 99)))
     with pytest.raises(IndexError, match="block_tables"):
-        paged.paged_attention(*args[:3], torch.full_like(batch.block_tables, -1), *args[4:])
+        paged.paged_attention(*changed(3, torch.full_like(batch.block_tables, -1)))
     with pytest.raises(ShapeError, match="cu_query_lens"):
-        paged.paged_attention(*args[:4], torch.tensor([0, 3], dtype=torch.int32), *args[5:])
+        paged.paged_attention(*changed(4, torch.tensor([0, 3], dtype=torch.int32)))
     with pytest.raises(ShapeError, match="context_lens"):
-        paged.paged_attention(*args[:5], torch.tensor([10], dtype=torch.int32), *args[6:])
+        paged.paged_attention(*changed(5, torch.tensor([10], dtype=torch.int32)))
     with pytest.raises(ShapeError, match="context_lens"):
-        paged.paged_attention(*args[:5], torch.tensor([1], dtype=torch.int32), *args[6:])
+        paged.paged_attention(*changed(5, torch.tensor([1], dtype=torch.int32)))
     double: list[Any] = [
         item.double() if isinstance(item, Tensor) and item.is_floating_point() else item for item in args
     ]

@@ -1,0 +1,79 @@
+"""What a CPU worker chooses: dtype by the processor, layers by the kernels, and what it refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker import cpu_choice, host
+from gpu_worker.config import Settings, read_settings
+from gpu_worker.errors import SettingsError
+from gpu_worker.loading import examine, fingerprint, load
+from gpu_worker.models.cpu_decoder import CpuDecoder
+from gpu_worker.models.decoder import Decoder
+from paged_kernels.contracts import BackendUnavailableError
+from paged_kernels.cpu_impl import library
+
+SMALL = ("--num-blocks", "32", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--threads", "1")
+
+
+def settings_of(model: Path, *flags: str) -> Settings:
+    return read_settings(["--model", str(model), "--device", "cpu", *SMALL, *flags])
+
+
+@pytest.mark.parametrize(("fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_dtype_follows_the_processor(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, fast: bool, dtype: torch.dtype
+) -> None:
+    found = replace(library.load(), bf16_dot=fast)
+    monkeypatch.setattr(library, "load", lambda: found)
+    examined = examine(settings_of(tiny_llama))
+    assert examined.dtype == dtype
+    assert "CPU default" in examined.dtype_reason
+
+
+def test_the_torch_backend_keeps_float32(tiny_llama: Path) -> None:
+    assert examine(settings_of(tiny_llama, "--kernel-backend", "torch")).dtype == torch.float32
+
+
+def test_without_a_compiler_it_serves_on_torch_and_says_why(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise BackendUnavailableError("no C++ compiler runs")
+
+    monkeypatch.setattr(library, "load", fails)
+    loaded = load(examine(settings_of(tiny_llama)))
+    assert isinstance(loaded.runner.decoder, Decoder)
+    assert {kernel.backend for kernel in loaded.capacity.kernels} == {"torch"}
+    assert all("no C++ compiler" in kernel.why for kernel in loaded.capacity.kernels)
+    with pytest.raises(SettingsError, match="kernel backend cpu cannot run: no C"):
+        examine(settings_of(tiny_llama, "--kernel-backend", "cpu"))
+    with pytest.raises(SettingsError, match="quantize: int8 needs the compiled CPU kernels"):
+        examine(settings_of(tiny_llama, "--quantize", "int8"))
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+def test_layers_are_packed_and_said(tiny_llama: Path, quantize: str) -> None:
+    examined = examine(settings_of(tiny_llama, "--quantize", quantize, "--dtype", "float32"))
+    loaded = load(examined)
+    assert isinstance(loaded.runner.decoder, CpuDecoder)
+    (layers,) = (kernel for kernel in loaded.capacity.kernels if kernel.op == "layers")
+    assert ("float32" if quantize == "none" else quantize) in layers.why
+    plain = fingerprint(examine(settings_of(tiny_llama, "--dtype", "float32")))
+    assert (fingerprint(examined) == plain) == (quantize == "none")
+
+
+def test_threads_default_to_all_cores(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "usable_cores", lambda: 2)
+    given: list[int] = []
+
+    def note(_: library.Library, count: int) -> int:
+        given.append(count)
+        return count
+
+    monkeypatch.setattr(library.Library, "set_threads", note)
+    cpu_choice.take_threads(settings_of(tiny_llama).model_copy(update={"threads": None}))
+    cpu_choice.take_threads(settings_of(tiny_llama))
+    assert given == [2, 1]
