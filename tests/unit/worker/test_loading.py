@@ -86,7 +86,9 @@ def test_capacity_says_what_was_built(tiny_qwen3: Path) -> None:
 
 def test_dummy_weights_need_only_a_config(tiny_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((tiny_llama / "config.json").read_text())
-    loaded = load(examine(settings_of(tmp_path, "--load-format", "dummy", "--num-layers", "1")))
+    loaded = load(
+        examine(settings_of(tmp_path, "--load-format", "dummy", "--num-layers", "1", "--dtype", "float32"))
+    )
     assert loaded.runner.decoder.config.num_layers == 1
     assert loaded.capacity.bytes_per_block == 2 * 1 * 16 * 2 * 16 * 4
 
