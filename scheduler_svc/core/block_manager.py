@@ -10,6 +10,7 @@ in the plan's `copy_pairs` for a fresh block that takes the place of the last on
 
 import numpy as np
 
+from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.batch_builder import BatchBuilder
 from scheduler_svc.core.block_hash import HashFunction, Root, chain_keys, next_keys, root_of
 from scheduler_svc.core.block_pool import BlockPool
@@ -32,10 +33,11 @@ class BlockManager:
         config: SchedulerConfig,
         rows: Rows,
         counters: Counters,
+        ages: Ages,
         hash_block: HashFunction,
     ) -> None:
         self.block_size = capacity.block_size
-        self.pool = BlockPool(capacity.num_blocks, counters)
+        self.pool = BlockPool(capacity.num_blocks, counters, ages)
         self.index = PrefixIndex(capacity.num_blocks, capacity.block_size, counters)
         self._fingerprint = capacity.model_fingerprint
         self._rows = rows

@@ -9,6 +9,7 @@ it.
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.core.ages import Ages, BlockClock
 from scheduler_svc.core.linked_lists import Index, LruQueue
 from scheduler_svc.core.plan import Int32Array
 from scheduler_svc.core.stats import Counters
@@ -17,11 +18,12 @@ from scheduler_svc.core.stats import Counters
 class BlockPool:
     """num_blocks blocks. A fenced state joins here when transfers on a side stream exist."""
 
-    def __init__(self, num_blocks: int, counters: Counters) -> None:
+    def __init__(self, num_blocks: int, counters: Counters, ages: Ages) -> None:
         self.num_blocks = num_blocks
         self.ref_count: Int32Array = np.zeros(num_blocks, np.int32)
         self.cached: npt.NDArray[np.bool_] = np.zeros(num_blocks, np.bool_)
         self.lru = LruQueue(num_blocks)
+        self.clock = BlockClock(num_blocks, ages)
         self._stack: Int32Array = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self.num_free = num_blocks
         self._counters = counters
@@ -55,15 +57,19 @@ class BlockPool:
             self.lru.discard(evicted)
             self.cached[evicted] = False
             self._counters.blocks_evicted += len(evicted)
+            self.clock.evicted(evicted)
             taken = np.concatenate((taken, evicted))
         self.ref_count[taken] = 1
+        self.clock.taken(taken)
         self._counters.blocks_allocated += count
         return taken, evicted
 
     def share(self, blocks: Index) -> None:
         """One more table entry for each of these cached blocks; an evictable one leaves the LRU queue."""
         idle = blocks[self.ref_count[blocks] == 0]
-        self.lru.discard(idle[::-1])  # a chain lies deepest first in the queue
+        if len(idle):
+            self.lru.discard(idle[::-1])  # a chain lies deepest first in the queue
+            self.clock.hit_again(idle)
         self.ref_count[blocks] += 1
 
     def release(self, blocks: Index) -> None:
@@ -74,16 +80,20 @@ class BlockPool:
         idle = blocks[self.ref_count[blocks] == 0]
         self._counters.blocks_freed += len(idle)
         kept = self.cached[idle]
+        self.clock.released(idle)
         self.lru.append(idle[kept])
-        self._push(idle[~kept])
+        self._end(idle[~kept])
 
     def forget(self, blocks: Index) -> None:
         """These blocks have no findable content any more; an evictable one becomes free."""
         self.cached[blocks] = False
         idle = blocks[self.ref_count[blocks] == 0]
         self.lru.discard(idle)
-        self._push(idle)
+        self._end(idle)
 
-    def _push(self, blocks: Index) -> None:
-        self._stack[self.num_free : self.num_free + len(blocks)] = blocks
-        self.num_free += len(blocks)
+    def _end(self, blocks: Index) -> None:
+        """These blocks become free."""
+        if len(blocks):
+            self.clock.ended(blocks)
+            self._stack[self.num_free : self.num_free + len(blocks)] = blocks
+            self.num_free += len(blocks)

@@ -6,6 +6,7 @@ state, and the block states add up to the pool.
 
 import numpy as np
 
+from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.lifecycle import Lifecycle
 from scheduler_svc.core.sequence import SeqState, Sequence, SequenceView
 from scheduler_svc.core.session import Session
@@ -14,13 +15,13 @@ from scheduler_svc.core.stats import BlockState, Counters, PoolMap, PoolStats
 HASH_PREFIX_BYTES = 4
 
 
-def stats_of(lifecycle: Lifecycle, counters: Counters) -> PoolStats:
+def stats_of(lifecycle: Lifecycle, counters: Counters, ages: Ages) -> PoolStats:
     """Gauges now; all zero but the waiting ones while there is no worker."""
     waiting = lifecycle.waiting.sequences()
     preempted = sum(seq.state is SeqState.PREEMPTED for seq in waiting)
     session = lifecycle.session
     if session is None:
-        return PoolStats(counters.copy(), waiting=len(waiting), preempted=preempted)
+        return PoolStats(counters.copy(), waiting=len(waiting), preempted=preempted, ages=ages.copy())
     pool, rows = session.manager.pool, session.rows
     allocated = pool.num_active * session.capacity.block_size
     return PoolStats(
@@ -40,6 +41,7 @@ def stats_of(lifecycle: Lifecycle, counters: Counters) -> PoolStats:
         preempted=preempted,
         in_flight=len(session.in_flight),
         max_rows=rows.max_rows,
+        ages=ages.copy(),
     )
 
 

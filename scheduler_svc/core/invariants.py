@@ -4,7 +4,6 @@ Owns the checks; changes nothing and is never needed for a decision. Invariant: 
 references and index are worked out anew from the tables and the lists and compared with what the core keeps.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -12,16 +11,14 @@ import numpy as np
 
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.lifecycle import Lifecycle
-from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.core.plan import Int32Array, Int64Array, StepPlan, no_ids
 from scheduler_svc.core.sequence import SeqState
 from scheduler_svc.core.session import Session
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """violations: one sentence each, empty when all holds. leaked: blocks that no table and no list accounts
-    for.
-    """
+    """violations: one sentence each, empty when all holds. leaked: blocks in no table and in no list."""
 
     violations: tuple[str, ...]
     leaked: int
@@ -56,10 +53,11 @@ def check_plan(lifecycle: Lifecycle, plan: StepPlan) -> list[str]:
             found.append(f"I4: block {block} is written although it was findable before")
         if not published and pool.ref_count[block] != 1:
             found.append(f"I4: block {block} is written by one of its {pool.ref_count[block]} holders")
-    held = set(plan.zero_blocks.tolist()) & set(np.concatenate([plan.table_blocks, written]).tolist())
-    held -= set(plan.table_blocks.tolist())
-    if held:
-        found.append(f"blocks {sorted(held)} are zeroed although they hold content")
+    fresh = set(plan.table_blocks.tolist())
+    for block in plan.zero_blocks.tolist():
+        in_use = pool.ref_count[block] > 0 and block not in fresh
+        if in_use or (pool.cached[block] and index.published_in[block] != plan.step_id):
+            found.append(f"block {block} is zeroed although it holds content")
     return found
 
 
@@ -77,28 +75,21 @@ def _sequences(lifecycle: Lifecycle) -> Iterator[str]:
 def _states(session: Session) -> Iterator[str]:
     """I1: every block is in exactly one state."""
     pool = session.manager.pool
-    places = Counter(pool.free_blocks().tolist()) + Counter(_lru_of(pool))
-    if len(_lru_of(pool)) != pool.lru.count:
-        yield f"I1: {len(_lru_of(pool))} blocks in the LRU queue, counted as {pool.lru.count}"
-    for block in range(pool.num_blocks):
-        idle = pool.ref_count[block] == 0
-        if places[block] != int(idle):
-            yield f"I1: block {block} with {pool.ref_count[block]} references is in {places[block]} lists"
-    for block in pool.free_blocks().tolist():
-        if pool.cached[block]:
-            yield f"I1: free block {block} is findable"
-    for block in _lru_of(pool):
-        if not pool.cached[block]:
-            yield f"I1: evictable block {block} is not findable"
+    free, evictable = pool.free_blocks(), pool.lru.oldest(pool.lru.count)
+    places = _count(free, pool) + _count(evictable, pool)
+    for block in np.flatnonzero(places != (pool.ref_count == 0)).tolist():
+        yield f"I1: block {block} with {pool.ref_count[block]} references is in {places[block]} lists"
+    for block in free[pool.cached[free]].tolist():
+        yield f"I1: free block {block} is findable"
+    for block in evictable[~pool.cached[evictable]].tolist():
+        yield f"I1: evictable block {block} is not findable"
 
 
 def _references(session: Session) -> Iterator[str]:
     """I2: ref_count is the number of table entries."""
-    entries = _table_entries(session)
-    for block in range(session.manager.pool.num_blocks):
-        counted = session.manager.pool.ref_count[block]
-        if entries[block] != counted:
-            yield f"I2: block {block}: {entries[block]} entries, {counted} counted"
+    entries, counted = _table_entries(session), session.manager.pool.ref_count
+    for block in np.flatnonzero(entries != counted).tolist():
+        yield f"I2: block {block}: {entries[block]} entries, {counted[block]} counted"
 
 
 def _index(session: Session) -> Iterator[str]:
@@ -144,15 +135,17 @@ _CHECKS: tuple[Callable[[Session], Iterator[str]], ...] = (_states, _references,
 
 def _leaked(session: Session) -> int:
     pool = session.manager.pool
-    entries, lists = _table_entries(session), set(pool.free_blocks().tolist()) | set(_lru_of(pool))
-    return sum(not entries[block] and block not in lists for block in range(pool.num_blocks))
+    known = _table_entries(session) + _count(pool.free_blocks(), pool)
+    return int(np.count_nonzero(known + _count(pool.lru.oldest(pool.lru.count), pool) == 0))
 
 
-def _table_entries(session: Session) -> Counter[int]:
+def _table_entries(session: Session) -> Int64Array:
+    """[num_blocks] table entries that name each block."""
     rows = session.rows
-    return Counter(block for seq in rows.running() for block in rows.blocks_of(seq.row).tolist())
+    tables = [rows.blocks_of(seq.row) for seq in rows.running()]
+    return _count(np.concatenate([no_ids(), *tables]), session.manager.pool)
 
 
-def _lru_of(pool: BlockPool) -> list[int]:
-    blocks: list[int] = pool.lru.oldest(pool.lru.count).tolist()
-    return blocks
+def _count(blocks: Int32Array, pool: BlockPool) -> Int64Array:
+    """[num_blocks] how often each block is among these."""
+    return np.bincount(blocks, minlength=pool.num_blocks)

@@ -27,7 +27,7 @@ class Lifecycle:
         """A new live sequence at the end of its priority's queue. Raises ValueError if the id is live."""
         if request.seq_id in self.live:
             raise ValueError(f"seq_id {request.seq_id} is live")
-        tokens = np.array(request.prompt, np.int32)
+        tokens = np.asarray(request.prompt, np.int32)
         seq = Sequence(request, self._arrivals, now, tokens)
         self._arrivals += 1
         self.live[request.seq_id] = seq

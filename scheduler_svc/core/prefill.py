@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_svc.core.admission import final_len
+from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.batch_builder import Chunk
 from scheduler_svc.core.plan import Admitted, Int32Array, SchedulerConfig, StepId
 from scheduler_svc.core.sequence import SeqState, Sequence
@@ -40,6 +41,7 @@ class PrefillPass:
     config: SchedulerConfig
     waiting: WaitingQueue
     counters: Counters
+    ages: Ages
     step_id: StepId
     chunks: dict[int, Chunk] = field(default_factory=dict)  # by row
     admitted: list[Admitted] = field(default_factory=list)
@@ -126,6 +128,9 @@ class PrefillPass:
         session.batch.set_up_row(seq)
         start = len(hits) * manager.block_size
         self.chunks[row] = Chunk(seq, row, int(session.rows.tenure[row]), start, start, pending)
+        if seq.preempted_at is not None:
+            self.ages.preempted.observe(np.array([manager.pool.clock.now - seq.preempted_at]))
+            seq.preempted_at = None
         seq.state = SeqState.RUNNING
 
     def _promised(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from scheduler_svc.core.admission import refusal_of, refusal_of_empty
+from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.batch_builder import Chunk
 from scheduler_svc.core.block_hash import HashFunction, xxh3_128
 from scheduler_svc.core.in_flight import Step
@@ -57,6 +58,7 @@ class Scheduler:
         self._config = config
         self._hash_block = hash_block
         self._counters = Counters()
+        self._ages = Ages()
         self._lifecycle = Lifecycle()
         self._results = ResultTaker(self._lifecycle, self._counters)
         self._last_step = 0
@@ -66,7 +68,9 @@ class Scheduler:
     def worker_ready(self, capacity: Capacity) -> None:
         """A session with an empty pool and no rows begins. Requests that can never run on it end at once."""
         self.worker_lost()
-        session = open_session(capacity, self._config, self._counters, self._hash_block, self._last_step)
+        session = open_session(
+            capacity, self._config, self._counters, self._ages, self._hash_block, self._last_step
+        )
         self._lifecycle.session = session
         for seq in self._lifecycle.waiting.sequences():
             refusal = refusal_of(seq.request, capacity)
@@ -103,6 +107,7 @@ class Scheduler:
         seq = self._lifecycle.live.get(seq_id)
         if seq is None:
             return False
+        self._set_clock(now)
         self._lifecycle.end(seq, FinishReason.ABORTED)
         return True
 
@@ -111,12 +116,14 @@ class Scheduler:
         seq = self._lifecycle.live.get(seq_id)
         if seq is None:
             return False
+        self._set_clock(now)
         self._counters.overshoot_tokens += max(0, self._lifecycle.output_len(seq) - output_len)
         self._lifecycle.end(seq, reason, output_len=output_len)
         return True
 
     def apply(self, result: StepResult, now: float) -> TokenEvents:
         """Takes in one answer. Odd answers are counted and cost at most the rows they are about."""
+        self._set_clock(now)
         return self._results.take(result)
 
     def take_notices(self) -> Notices:
@@ -132,6 +139,7 @@ class Scheduler:
         session = self._lifecycle.session
         if session is None or len(session.in_flight) >= self._config.depth:
             return None
+        self._set_clock(now)
         admit = True
         while True:
             decodes = session.rows.decodes()
@@ -152,7 +160,7 @@ class Scheduler:
         if len(openers):
             session.manager.open_blocks(openers, session.batch)
         chunks: list[Chunk] = []
-        if session.rows.prefilling or (admit and len(self._lifecycle.waiting)):
+        if session.rows.prefilling or (admit and self._lifecycle.waiting and session.rows.num_free):
             chunks = self._prefill(session, step_id, session.budget - len(decodes), admit)
         if not len(decodes) and not chunks:
             return None
@@ -163,7 +171,8 @@ class Scheduler:
         return plan
 
     def _prefill(self, session: Session, step_id: StepId, budget: int, admit: bool) -> list[Chunk]:
-        work = PrefillPass(session, self._config, self._lifecycle.waiting, self._counters, step_id)
+        waiting = self._lifecycle.waiting
+        work = PrefillPass(session, self._config, waiting, self._counters, self._ages, step_id)
         work.run(budget, admit)
         self._lifecycle.note_admitted(work.admitted)
         return list(work.chunks.values())
@@ -198,6 +207,7 @@ class Scheduler:
             self._lifecycle.end(victim, FinishReason.KV_POOL)
             return
         victim.preemptions += 1
+        victim.preempted_at = session.manager.pool.clock.now
         self._counters.preemptions += 1
         self._counters.preempted_tokens += int(session.rows.scheduled[victim.row])
         self._lifecycle.requeue(victim)
@@ -229,7 +239,7 @@ class Scheduler:
 
     def stats(self) -> PoolStats:
         self._settle()
-        return stats_of(self._lifecycle, self._counters)
+        return stats_of(self._lifecycle, self._counters, self._ages)
 
     def pool_map(self) -> PoolMap:
         self._settle()
@@ -240,6 +250,10 @@ class Scheduler:
         self._settle()
         seq, session = self._lifecycle.live.get(seq_id), self._lifecycle.session
         return blocks_of(session, seq) if seq is not None and session is not None and seq.row >= 0 else []
+
+    def _set_clock(self, now: float) -> None:
+        if self._lifecycle.session is not None:
+            self._lifecycle.session.manager.pool.clock.now = now
 
     def _settle(self) -> None:
         if self._lifecycle.session is not None:

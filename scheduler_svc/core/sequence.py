@@ -45,6 +45,7 @@ class Sequence:
     keys_of: tuple[str, int] = ("", 0)
     admissions: int = 0
     preemptions: int = 0
+    preempted_at: float | None = None
     cached_prompt_tokens: int = 0
 
     @property

@@ -6,6 +6,7 @@ residency at once, for nothing outside it names a block or a row but `Sequence.r
 
 from dataclasses import dataclass
 
+from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.batch_builder import BatchBuilder
 from scheduler_svc.core.block_hash import HashFunction
 from scheduler_svc.core.block_manager import BlockManager
@@ -59,7 +60,12 @@ def row_limit(config: SchedulerConfig, budget: int, max_batch_seqs: int) -> int:
 
 
 def open_session(
-    capacity: Capacity, config: SchedulerConfig, counters: Counters, hash_block: HashFunction, applied: int
+    capacity: Capacity,
+    config: SchedulerConfig,
+    counters: Counters,
+    ages: Ages,
+    hash_block: HashFunction,
+    applied: int,
 ) -> Session:
     """An empty pool and no rows. Raises ValueError when the limits leave no room, or slots pass int32."""
     budget = min(config.max_num_batched_tokens, capacity.max_batch_tokens)
@@ -69,6 +75,6 @@ def open_session(
     if capacity.num_blocks * capacity.block_size >= 1 << 31:
         raise ValueError(f"num_blocks {capacity.num_blocks} of {capacity.block_size} pass 2^31 slots")
     rows = Rows(max_rows, capacity.block_size)
-    manager = BlockManager(capacity, config, rows, counters, hash_block)
+    manager = BlockManager(capacity, config, rows, counters, ages, hash_block)
     batch = BatchBuilder(rows, budget)
     return Session(capacity, budget, rows, manager, batch, InFlight(), applied, Blocked())

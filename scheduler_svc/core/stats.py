@@ -4,11 +4,12 @@ Owns the counters' names (those of the metrics); does not know how they are expo
 rise and outlive a lost worker; gauges are computed from the live state, so none can be stuck.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.plan import Int32Array
 
 
@@ -75,7 +76,7 @@ class PoolMap:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Gauges at one moment and a copy of the counters. block_refs - blocks_active blocks are saved by
+    """Gauges at one moment and copies of counters and ages. block_refs - blocks_active blocks are saved by
     sharing.
     """
 
@@ -96,3 +97,4 @@ class PoolStats:
     preempted: int = 0
     in_flight: int = 0
     max_rows: int = 0
+    ages: Ages = field(default_factory=Ages)

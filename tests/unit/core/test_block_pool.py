@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.stats import Counters
 
@@ -12,7 +13,7 @@ def ids(*values: int) -> np.ndarray:
 
 def pool_of(count: int) -> tuple[BlockPool, Counters]:
     counters = Counters()
-    return BlockPool(count, counters), counters
+    return BlockPool(count, counters, Ages()), counters
 
 
 def test_the_lowest_numbers_are_taken_first() -> None:

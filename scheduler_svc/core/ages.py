@@ -1,0 +1,78 @@
+"""How long blocks live and lie idle, and how long preempted sequences wait: all of them, not a sample.
+
+Owns the moments of each block's last change and the histograms; does not know why a block changes. Invariant:
+each life, idle time, reuse and wait that ended is counted once.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.linked_lists import Index
+
+AGE_BOUNDS = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)
+"""Upper bounds in seconds."""
+
+_BOUNDS = np.array(AGE_BOUNDS)
+
+
+@dataclass(slots=True)
+class AgeHistogram:
+    """counts: [len(AGE_BOUNDS) + 1] values up to each bound (inclusive), the last beyond all. total: their
+    sum.
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(AGE_BOUNDS) + 1))
+    total: float = 0.0
+
+    def observe(self, seconds: npt.NDArray[np.float64]) -> None:
+        found = np.bincount(np.searchsorted(_BOUNDS, seconds), minlength=len(self.counts))
+        self.counts = [old + new for old, new in zip(self.counts, found.tolist(), strict=True)]
+        self.total += float(seconds.sum())
+
+    def copy(self) -> "AgeHistogram":
+        return AgeHistogram(list(self.counts), self.total)
+
+
+@dataclass(slots=True)
+class Ages:
+    """Histograms since the core began.
+
+    lifetime: a block was handed out until its content was given up. idle: nobody held it before it was
+    evicted. reuse_gap: nobody held it before it was hit again. preempted: a sequence waited to come back.
+    """
+
+    lifetime: AgeHistogram = field(default_factory=AgeHistogram)
+    idle: AgeHistogram = field(default_factory=AgeHistogram)
+    reuse_gap: AgeHistogram = field(default_factory=AgeHistogram)
+    preempted: AgeHistogram = field(default_factory=AgeHistogram)
+
+    def copy(self) -> "Ages":
+        return Ages(self.lifetime.copy(), self.idle.copy(), self.reuse_gap.copy(), self.preempted.copy())
+
+
+class BlockClock:
+    """When each block was handed out and when it was last let go. now: seconds, set by the scheduler."""
+
+    def __init__(self, num_blocks: int, ages: Ages) -> None:
+        self.now = 0.0
+        self._ages = ages
+        self._taken = np.zeros(num_blocks)
+        self._released = np.zeros(num_blocks)
+
+    def taken(self, blocks: Index) -> None:
+        self._taken[blocks] = self.now
+
+    def released(self, blocks: Index) -> None:
+        self._released[blocks] = self.now
+
+    def hit_again(self, blocks: Index) -> None:
+        self._ages.reuse_gap.observe(self.now - self._released[blocks])
+
+    def evicted(self, blocks: Index) -> None:
+        self._ages.idle.observe(self.now - self._released[blocks])
+        self.ended(blocks)
+
+    def ended(self, blocks: Index) -> None:
+        self._ages.lifetime.observe(self.now - self._taken[blocks])
