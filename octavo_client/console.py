@@ -6,8 +6,11 @@ and models is never read as markup or as terminal control codes.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from collections.abc import Callable
+from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console
 from rich.text import Text
@@ -15,9 +18,41 @@ from rich.text import Text
 from octavo_client.supervisor.events import Died, Line, News, Serving, Started, Stopped
 from octavo_client.supervisor.lines import parse, readable
 
+T = TypeVar("T")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NAME_STYLES = {"worker": "cyan", "scheduler": "magenta"}
 _LEVEL_STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red", "debug": "dim"}
+
+
+class Unread:
+    """A text stream whose reader may go away: what it cannot write is dropped, then and later.
+
+    A terminal that was closed or a pipe that was left must not end, or keep alive, what only reports there.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._try(lambda: self._stream.write(text), len(text))
+
+    def flush(self) -> None:
+        self._try(self._stream.flush, None)
+
+    def _try(self, act: Callable[[], T], otherwise: T) -> T:
+        try:
+            return act()
+        except OSError:  # the buffer keeps what failed: let it drain into nothing
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            return otherwise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def outlive_readers() -> None:
+    """From now on stdout and stderr may lose their readers."""
+    sys.stdout, sys.stderr = (cast(TextIO, Unread(stream)) for stream in (sys.stdout, sys.stderr))
 
 
 def stdout_console() -> Console:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from octavo_client.board import Board, JsonBoard, TerminalBoard
 from octavo_client.channel import DEFAULT_SERVER
-from octavo_client.console import stdout_console
+from octavo_client.console import outlive_readers, stdout_console
 from octavo_client.supervisor import stack
 from octavo_client.supervisor.supervisor import RestartPolicy, Supervisor
 
@@ -79,6 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     options = stack_options(arguments)
+    outlive_readers()
     with stack.RunDir() as run_dir:
         return asyncio.run(_serve(arguments, options, run_dir.socket))
 
@@ -126,7 +127,8 @@ async def _serve(arguments: argparse.Namespace, options: stack.StackOptions, soc
 
 
 def on_signals(stop: Callable[[], None]) -> None:
-    """Calls stop at SIGINT and SIGTERM, in place of the default."""
+    """Calls stop at SIGINT, SIGTERM and the terminal's end, in place of the default; nohup stays nohup."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop)

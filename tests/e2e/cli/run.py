@@ -110,6 +110,10 @@ class Terminal:
         """Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
+    def hang_up(self) -> None:
+        """Closes the terminal; the command is in no session of it, so no signal comes."""
+        os.close(self._side)
+
     def wait_for(self, text: str) -> str:
         """Waits until the text is shown; returns and forgets everything up to it."""
         end = time.monotonic() + SECONDS

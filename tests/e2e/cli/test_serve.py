@@ -1,14 +1,18 @@
 """octavo serve and octavo demo: two real processes, and none left behind."""
 
+import os
+import re
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from octavo_client import Client
-from tests.e2e.cli.run import Background, octavo
-from tests.e2e.processes import children_of
+from tests.e2e.cli.run import Background, Terminal, command, octavo
+from tests.e2e.processes import REPOSITORY, child_environment, children_of
 
 PORTS = ("--port", "0", "--metrics-port", "0", "--worker-metrics-port", "0", "--num-blocks", "64")
 
@@ -47,6 +51,47 @@ def test_serve_waits_for_running_requests_at_sigterm(served: Background) -> None
         events = list(stream)
     assert sum(len(getattr(event, "token_ids", ())) for event in events) == 100
     assert served.process.wait(60) == 0
+
+
+def test_serve_outlives_its_terminal_and_still_ends_when_told(tiny_llama: Path) -> None:
+    terminal = Terminal("serve", "--model", str(tiny_llama), "--device", "cpu", *PORTS)
+    try:
+        address = re.search(r"serving on (127\S+)", terminal.wait_for("Ctrl-C"))
+        assert address is not None
+        children = children_of(terminal.process.pid, "-m")
+        terminal.hang_up()
+        with Client(address[1]) as client:
+            assert client.generate("hello", max_tokens=4, ignore_eos=True).usage.completion_tokens == 4
+        os.kill(children_of(terminal.process.pid, "gpu_worker")[0], signal.SIGKILL)  # news that nobody reads
+        with Client(address[1]) as client:
+            assert client.generate("hello", max_tokens=4, ignore_eos=True).usage.completion_tokens == 4
+        terminal.interrupt()
+        assert terminal.process.wait(60) == 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_serve_ends_cleanly_when_its_pipe_is_left(tiny_llama: Path, number: signal.Signals) -> None:
+    arguments = command("serve", "--model", str(tiny_llama), "--device", "cpu", *PORTS)
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY, env=child_environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert b"process" in process.stdout.readline()
+            process.stdout.close()
+            while not (children := children_of(process.pid, "gpu_worker")):
+                time.sleep(0.05)
+            process.send_signal(number)
+            assert process.wait(60) == 0
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
 def test_serve_says_why_a_worker_cannot_start(tiny_llama: Path) -> None:
