@@ -15,6 +15,7 @@ from prometheus_client.core import (
 )
 
 from octavo.worker.v1 import worker_pb2
+from scheduler_svc.core.ages import AGE_BOUNDS, AgeHistogram
 from scheduler_svc.core.stats import PoolStats
 from scheduler_svc.metrics import Histogram, ShellMetrics
 
@@ -31,6 +32,7 @@ def families(
         "kv_blocks_leaked", "Blocks in no state at the last audit of an idle pool.", shell.leaked_blocks
     )
     yield from _flow(stats)
+    yield from _ages(stats)
     yield from _queue(stats, shell)
     yield from _steps(stats, ready, shell)
     yield from _latency(stats, shell)
@@ -140,6 +142,22 @@ def _flow(stats: PoolStats) -> Iterator[Metric]:
         ["mode"],
         {("recompute",): counters.preempted_tokens},
     )
+
+
+def _ages(stats: PoolStats) -> Iterator[Metric]:
+    ages = stats.ages
+    yield _age(
+        "kv_block_lifetime_seconds", "From handing a KV block out to giving up its content.", ages.lifetime
+    )
+    yield _age("kv_block_idle_seconds", "How long nobody held a KV block that was evicted.", ages.idle)
+    yield _age("kv_block_reuse_gap_seconds", "How long nobody held a KV block that was hit.", ages.reuse_gap)
+    yield _age("preempted_seconds", "How long a preempted sequence waited to come back.", ages.preempted)
+
+
+def _age(name: str, text: str, ages: AgeHistogram) -> Metric:
+    values = Histogram(AGE_BOUNDS)
+    values.counts, values.total = ages.counts, ages.total
+    return _histogram(name, text, values)
 
 
 def _queue(stats: PoolStats, shell: ShellMetrics) -> Iterator[Metric]:
