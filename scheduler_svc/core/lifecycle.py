@@ -51,15 +51,19 @@ class Lifecycle:
         output_len: int | None = None,
         matched_token: int | None = None,
         error: str = "",
+        zero: bool = False,
     ) -> None:
-        """The sequence's end, whatever it was doing; gives back its row and blocks."""
+        """The sequence's end, whatever it was doing; gives back its row and blocks.
+
+        zero: what it wrote is not to be trusted.
+        """
         if output_len is None:
             output_len = self.output_len(seq)
         if seq.row < 0:
             self.waiting.remove(seq)
         elif self.session is not None:
             blocks = self.session.release(seq.row)
-            if reason is FinishReason.ERROR:
+            if zero:
                 self.session.manager.zero_later(blocks)
         seq.state = SeqState.FINISHED
         del self.live[seq.seq_id]

@@ -1,11 +1,11 @@
 """Many doubly linked lists over the numbers 0..n-1, kept in two flat arrays.
 
 Owns the links; does not know what an element or a list means. Invariant: an element is in at most one list,
-and every operation on k elements costs a few array operations, not k steps of Python.
+and putting in or taking out k elements costs a few array operations, not k steps of Python.
 
-Layout of `next` and `prev`: elements 0..n-1, then the shared end mark `end` (= n), then one head per list. A
-list runs head -> first -> ... -> end; the head's `prev` is the last element (or the head itself), so
-appending is O(1) too when the list is used as a queue.
+Layout of `next` and `prev`: elements 0..n-1, then the end mark `end` (= n), then one head a list. A list runs
+head -> first -> ... -> end; the end mark is shared by all of them. `LruQueue` has no heads: its one list is a
+ring through the end mark.
 """
 
 import numpy as np
@@ -56,7 +56,8 @@ class LinkedLists:
     def remove(self, elements: Index) -> None:
         """Takes elements out of whatever lists they are in, in O(1) each.
 
-        Neighbours that stand next to each other in `elements` too are cut out as one run.
+        Neighbours that are neighbours in `elements` too are cut out as one run; if some are neighbours in
+        another order, which is rare, all go one by one.
         """
         after = self.next[elements]
         self._marked[elements] = True

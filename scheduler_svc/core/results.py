@@ -123,7 +123,7 @@ class ResultTaker:
                 continue  # it had ended before
             if (row, tenure) in failed:
                 self._counters.rows_failed += 1
-                self._lifecycle.end(seq, FinishReason.ERROR, error=failed[row, tenure])
+                self._lifecycle.end(seq, FinishReason.ERROR, error=failed[row, tenure], zero=True)
             else:
                 self._counters.rollbacks += 1
                 self._lifecycle.requeue(seq, zero=True)

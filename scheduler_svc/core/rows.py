@@ -220,15 +220,19 @@ class Rows:
 
     def _widen_history(self) -> None:
         if self._longest > self.history.shape[1]:
-            self.history = _widened(self.history, self._longest)
+            self.history = self._widened(self.history, self.known, self._longest)
 
     def _widen_table(self) -> None:
         if self._widest > self.table.shape[1]:
-            self.table = _widened(self.table, self._widest)
+            self.table = self._widened(self.table, self.num_blocks, self._widest)
 
+    def _widened(self, old: Int32Array, lengths: Int32Array, columns: int) -> Int32Array:
+        """The same rows with at least twice the columns, so that widening costs O(1) a column in the long
+        run.
 
-def _widened(old: Int32Array, columns: int) -> Int32Array:
-    """The same rows with at least twice the columns, so that widening costs O(1) a column in the long run."""
-    wide = np.zeros((old.shape[0], max(columns, 2 * old.shape[1])), np.int32)
-    wide[:, : old.shape[1]] = old
-    return wide
+        Only what is in use is copied: memory that no row has needed stays untouched, and so costs nothing.
+        """
+        wide = np.zeros((old.shape[0], max(columns, 2 * old.shape[1])), np.int32)
+        for row in self.in_use().tolist():
+            wide[row, : lengths[row]] = old[row, : lengths[row]]
+        return wide

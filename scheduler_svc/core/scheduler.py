@@ -251,6 +251,10 @@ class Scheduler:
         seq, session = self._lifecycle.live.get(seq_id), self._lifecycle.session
         return blocks_of(session, seq) if seq is not None and session is not None and seq.row >= 0 else []
 
+    def sequences(self) -> Iterator[SequenceView]:
+        """All live sequences in order of arrival."""
+        return (view_of(self._lifecycle, seq) for seq in list(self._lifecycle.live.values()))
+
     def _set_clock(self, now: float) -> None:
         if self._lifecycle.session is not None:
             self._lifecycle.session.manager.pool.clock.now = now
@@ -258,7 +262,3 @@ class Scheduler:
     def _settle(self) -> None:
         if self._lifecycle.session is not None:
             self._lifecycle.session.manager.settle()
-
-    def sequences(self) -> Iterator[SequenceView]:
-        """All live sequences in order of arrival."""
-        return (view_of(self._lifecycle, seq) for seq in list(self._lifecycle.live.values()))

@@ -1,8 +1,8 @@
 """One request while it lives, and what may be seen of it from outside.
 
 Owns what a request is and how far it has come while it holds no row; does not know blocks or rows' arrays.
-Invariant: `tokens` is the whole context whenever the sequence has no row; while it has one, the row's history
-is.
+Invariant: `tokens` is the whole context whenever the sequence has no row; while it has one, it is the context
+at admission, and the row's history goes on from there.
 """
 
 from dataclasses import dataclass, field

@@ -20,7 +20,7 @@ class Counters:
     Prefix counters are in tokens. lookup and hit: first admissions only; recompute_*: admissions after a
     preemption, a roll-back or a lost worker. alignment_lost: tokens that a cached block holds too but that a
     whole block could not give. preempted_tokens: computed tokens thrown away. overshoot_tokens: sampled for a
-    sequence that had ended.
+    sequence that had ended or gone back to the queue.
     """
 
     blocks_allocated: int = 0
