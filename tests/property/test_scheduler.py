@@ -191,6 +191,7 @@ def _run(examples: int, derandomize: bool) -> None:
     )
 
 
+@pytest.mark.timeout(900)
 def test_a01_a05_a06_a26_ten_thousand_operations_keep_every_invariant() -> None:
     _run(examples=250, derandomize=True)
 
