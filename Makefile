@@ -24,10 +24,10 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long check fix protos bench-core doctor clean distclean setup model
+.PHONY: help demo serve test test-long check fix protos bench-core compose-test doctor clean distclean setup model
 
 help: ## list the tasks
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  variables: PYTHON, VENV, TORCH, TORCH_INDEX (an index with PyTorch's CPU wheels), MODEL,"
 	@echo "             TEST_ARGS, DEMO_ARGS, SERVE_ARGS"
 
@@ -60,6 +60,9 @@ protos: ## generate the Python code of the schemas (needs Python 3.11 or 3.12)
 
 bench-core: $(DEV) ## cost of the scheduler core: a table, then one JSON object
 	@$(BIN)/python -m benchmarks.bench_core
+
+compose-test: $(RUNTIME) ## try docker-compose.yml on a Docker engine: build, generate, kill the worker, stop
+	@TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m deploy.compose_test
 
 doctor: $(RUNTIME) ## versions, device, kernels, ports, environment
 	@$(BIN)/octavo doctor

@@ -1,0 +1,43 @@
+"""Asks a server's gRPC health: `python -m octavo.healthcheck ADDR [SERVICE]`, for container health checks.
+
+Owns the question and the exit status; knows neither service's methods. Invariant: status 0 only after
+SERVING was answered, and every other end says why in one line.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+
+def ask(address: str, service: str, timeout: float) -> str:
+    """What is wrong, in one line; empty when the service is SERVING. timeout in seconds."""
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout)
+        except grpc.RpcError as error:
+            return f"{address}: {error.code().name}: {error.details()}"
+    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+        return ""
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return f"{address}: {service or 'the server'} is {status}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: SERVING; 1: anything else, said on stderr; 2: bad arguments."""
+    parser = argparse.ArgumentParser(prog="python -m octavo.healthcheck", description=__doc__)
+    parser.add_argument("address", help="host:port or unix:/path")
+    parser.add_argument("service", nargs="?", default="", help="full name; left out: the process is alive")
+    parser.add_argument("--timeout", type=float, default=5.0, help="seconds (default: %(default)s)")
+    options = parser.parse_args(argv)
+    wrong = ask(options.address, options.service, options.timeout)
+    if wrong:
+        sys.stderr.write(wrong + "\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
