@@ -87,7 +87,7 @@ $(VENV)/bin/python:
 $(RUNTIME): pyproject.toml | $(VENV)/bin/python
 	@echo "Installing $(TORCH) into $(VENV)$(if $(TORCH_INDEX), from $(TORCH_INDEX)) ..."
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)" \
-	  || $(call fail,$(TORCH) could not be installed; try another TORCH or TORCH_INDEX)
+	  || $(call fail,$(TORCH) could not be installed: is pip's index reachable? Else try another TORCH or TORCH_INDEX)
 	@echo "Installing Octavo into $(VENV) ..."
 	@$(PIP) -e '.[scheduler,worker]' || $(call fail,Octavo's dependencies could not be installed; pip says why above)
 	@touch $@

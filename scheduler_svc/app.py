@@ -88,8 +88,12 @@ class App:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, stop.set)
-        address = await self._server.start(self._settings.listen)
         metrics_port = self._endpoint.start(self._settings.metrics_host, self._settings.metrics_port, loop)
+        try:
+            address = await self._server.start(self._settings.listen)
+        except RuntimeError:
+            await asyncio.to_thread(self._endpoint.stop)
+            raise
         octavo_logging.announce_serving(SERVICE, address, metrics_port)
         parts = [
             loop.create_task(self._engine.run(), name="engine"),

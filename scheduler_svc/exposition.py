@@ -52,7 +52,10 @@ class MetricsEndpoint:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         registry.register(EngineCollector(self._engine, self._shell, loop))
-        self._server, self._thread = start_listener(port, host, registry)
+        try:
+            self._server, self._thread = start_listener(port, host, registry)
+        except OSError as error:
+            raise OSError(f"metrics_port: {host}:{port}: {error.strerror}") from error
         return int(self._server.server_port)
 
     def stop(self) -> None:

@@ -65,7 +65,10 @@ class Server:
         """Binds and serves. Raises RuntimeError when the address cannot be bound."""
         await self._health.set("", _SERVING)
         await self._publish()
-        port = self._server.add_insecure_port(address)
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise RuntimeError(f"listen: {address} cannot be bound; is it taken?") from error
         await self._server.start()
         return transport.bound_address(address, port)
 

@@ -89,9 +89,16 @@ def is_private(address: str) -> bool:
 
 
 def require_private(address: str, allow_insecure_bind: bool) -> None:
-    """Raises ValueError when an address without TLS could be reached from elsewhere and nobody asked for
-    that by name.
+    """Raises ValueError when a listen address is none, or has no TLS and could be reached from elsewhere and
+    nobody asked for that by name.
     """
+    port = address.rpartition(":")[2]
+    if not address.startswith(("unix:", "unix-abstract:")) and not (
+        ":" in address
+        and port.isdecimal()
+        and int(port) < 1 << 16  # gRPC would take a larger one modulo 2^16
+    ):
+        raise ValueError(f"listen {address}: must be host:port with a port from 0 to 65535, or unix:/path")
     if not allow_insecure_bind and not is_private(address):
         raise ValueError(
             f"listen {address}: not a loopback address or Unix socket, and there is no TLS; "

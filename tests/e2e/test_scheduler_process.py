@@ -116,6 +116,7 @@ def test_what_stops_a_start_is_said_in_one_line(processes: Processes, tiny_llama
     assert "exit status 1" in taken
     assert '"level": "critical"' in taken
     assert taken.count('"message"') == 1
+    assert f"listen: {running.address} cannot be bound; is it taken?" in taken
     bad_bind = failure(processes, *model, "--listen", "0.0.0.0:0")
     assert "exit status 2" in bad_bind
     assert "--allow-insecure-bind" in bad_bind
@@ -127,6 +128,9 @@ def test_what_stops_a_start_is_said_in_one_line(processes: Processes, tiny_llama
         "--metrics-port", str(running.serving["metrics_port"]),
     )  # fmt: skip
     assert "exit status 1" in metrics_taken
+    port = running.serving["metrics_port"]
+    assert f"cannot serve: metrics_port: 127.0.0.1:{port}: Address already in use" in metrics_taken
+    assert "Event loop is closed" not in metrics_taken
 
 
 async def test_it_serves_on_a_unix_socket(processes: Processes, tiny_llama: Path) -> None:

@@ -71,7 +71,7 @@ def test_epochs_are_written_in_16_digits() -> None:
     [
         ("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("unix:/x", True),
         ("unix-abstract:x", True), ("0.0.0.0:1", False), ("[::]:1", False), ("10.1.2.3:1", False),
-        ("host.example:1", False), (":1", False), ("", False),
+        ("host.example:1", False), (":1", False),
     ],
 )  # fmt: skip
 def test_only_this_machine_reaches_a_private_address(address: str, private: bool) -> None:
@@ -80,6 +80,15 @@ def test_only_this_machine_reaches_a_private_address(address: str, private: bool
     if not private:
         with pytest.raises(ValueError, match="allow-insecure-bind"):
             transport.require_private(address, allow_insecure_bind=False)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "junk", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:-1", "127.0.0.1:99999", ":70000"],
+)
+def test_what_is_no_address_is_refused_and_not_bound_elsewhere(address: str) -> None:
+    with pytest.raises(ValueError, match=r"must be host:port with a port from 0 to 65535, or unix:/path"):
+        transport.require_private(address, allow_insecure_bind=True)
 
 
 def test_the_bound_address_has_the_port_that_was_picked() -> None:
