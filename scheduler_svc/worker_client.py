@@ -77,7 +77,7 @@ class WorkerClient:
                 await self._connect_and_serve()
             except (_Lost, OctavoError, grpc.aio.AioRpcError, TimeoutError, OSError) as error:
                 failure = _describe(error)
-                if failure != last_failure:
+                if failure != last_failure and not self._had_session:  # a lost session has been told
                     _log.warning("no session with the worker at %s: %s", self._settings.address, failure)
                 last_failure = failure
             if self._had_session:

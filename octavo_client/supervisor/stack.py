@@ -36,6 +36,8 @@ WORKER_FLAGS = (
     "max-num-seqs",
     "max-model-len",
     "kernel-backend",
+    "quantize",
+    "threads",
     "load-format",
     "num-layers",
 )
