@@ -79,6 +79,8 @@ def measure_steps(report: Report, runs: int) -> None:
         report.add(f"step_us_{rows}_worst", (plan + times.apply).max(), None, "us")
         if rows in BYTES_TARGETS:
             report.add(f"plan_bytes_{rows}", times.plan_bytes, BYTES_TARGETS[rows], "bytes")
+    evicting = best_of(Load(256, full=True), runs)
+    report.add("step_us_256_full_pool", whole_step(evicting).mean(), None, "us")
 
 
 def measure_lookup(report: Report, runs: int) -> None:

@@ -15,24 +15,47 @@ AGE_BOUNDS = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3
 """Upper bounds in seconds."""
 
 _BOUNDS = np.array(AGE_BOUNDS)
+_UNSORTED = 128
 
 
-@dataclass(slots=True)
 class AgeHistogram:
-    """counts: [len(AGE_BOUNDS) + 1] values up to each bound (inclusive), the last beyond all. total: their
-    sum.
+    """counts: [len(AGE_BOUNDS) + 1] values up to each bound (inclusive), the last beyond; total: their sum.
+
+    Values are sorted into the counts when these are read, or when many have come together.
     """
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(AGE_BOUNDS) + 1))
-    total: float = 0.0
+    def __init__(self) -> None:
+        self._counts = np.zeros(len(AGE_BOUNDS) + 1, np.int64)
+        self._total = 0.0
+        self._unsorted: list[npt.NDArray[np.float64]] = []
+
+    @property
+    def counts(self) -> list[int]:
+        self._sort()
+        counts: list[int] = self._counts.tolist()
+        return counts
+
+    @property
+    def total(self) -> float:
+        self._sort()
+        return self._total
 
     def observe(self, seconds: npt.NDArray[np.float64]) -> None:
-        found = np.bincount(np.searchsorted(_BOUNDS, seconds), minlength=len(self.counts))
-        self.counts = [old + new for old, new in zip(self.counts, found.tolist(), strict=True)]
-        self.total += float(seconds.sum())
+        self._unsorted.append(seconds)
+        if len(self._unsorted) >= _UNSORTED:
+            self._sort()
 
     def copy(self) -> "AgeHistogram":
-        return AgeHistogram(list(self.counts), self.total)
+        self._sort()
+        other = AgeHistogram()
+        other._counts, other._total = self._counts.copy(), self._total
+        return other
+
+    def _sort(self) -> None:
+        if self._unsorted:
+            seconds, self._unsorted = np.concatenate(self._unsorted), []
+            self._counts += np.bincount(np.searchsorted(_BOUNDS, seconds), minlength=len(self._counts))
+            self._total += float(seconds.sum())
 
 
 @dataclass(slots=True)

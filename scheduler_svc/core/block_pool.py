@@ -53,8 +53,7 @@ class BlockPool:
         taken = self._stack[self.num_free : self.num_free + fresh][::-1].copy()
         evicted = taken[:0]
         if fresh < count:
-            evicted = self.lru.oldest(count - fresh)
-            self.lru.discard(evicted)
+            evicted = self.lru.take_oldest(count - fresh)
             self.cached[evicted] = False
             self._counters.blocks_evicted += len(evicted)
             self.clock.evicted(evicted)

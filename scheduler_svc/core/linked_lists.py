@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from scheduler_svc.core.plan import Int32Array
 
+_FEW = 8
+
 Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
@@ -57,16 +59,18 @@ class LinkedLists:
         """Takes elements out of whatever lists they are in, in O(1) each.
 
         Neighbours that are neighbours in `elements` too are cut out as one run; if some are neighbours in
-        another order, which is rare, all go one by one.
+        another order, which is rare, all go one by one, and so do a few, for which that is cheaper.
         """
+        if len(elements) <= _FEW:
+            self._remove_one_by_one(elements)
+            return
         after = self.next[elements]
         self._marked[elements] = True
         joined = self._marked[after]
         self._marked[elements] = False
         if np.count_nonzero(joined):
             if joined[-1] or (after[:-1] != elements[1:])[joined[:-1]].any():
-                for element in elements.tolist():
-                    self._remove_one(element)
+                self._remove_one_by_one(elements)
                 return
             starts = np.concatenate(([True], ~joined[:-1]))
             before, after = self.prev[elements[starts]], after[~joined]
@@ -80,10 +84,12 @@ class LinkedLists:
         self.prev[elements] = before
         self.prev[after] = elements  # writes to prev[end] are harmless: nobody reads it
 
-    def _remove_one(self, element: int) -> None:
-        before, after = self.prev[element], self.next[element]
-        self.next[before] = after
-        self.prev[after] = before
+    def _remove_one_by_one(self, elements: Index) -> None:
+        following, preceding = self.next, self.prev
+        for element in elements.tolist():
+            before, after = preceding[element], following[element]
+            following[before] = after
+            preceding[after] = before
 
 
 class LruQueue(LinkedLists):
@@ -114,11 +120,21 @@ class LruQueue(LinkedLists):
             self.remove(elements)
             self.count -= len(elements)
 
+    def take_oldest(self, count: int) -> Int32Array:
+        """[count] the oldest elements, taken out; there must be so many."""
+        oldest = self.oldest(count)
+        if count:
+            after = self.next[oldest[-1]]
+            self.next[self.end] = after
+            self.prev[after] = self.end
+            self.count -= count
+        return oldest
+
     def oldest(self, count: int) -> Int32Array:
         """[count] the oldest elements, still in the queue; there must be so many."""
         assert count <= self.count
-        found, at = np.empty(count, np.int32), self.end
-        for i in range(count):
-            at = int(self.next[at])
-            found[i] = at
-        return found
+        found, at, following = [], self.end, self.next
+        for _ in range(count):
+            at = int(following[at])
+            found.append(at)
+        return np.array(found, np.int32)
