@@ -66,6 +66,7 @@ class WorkerClient:
         self._reset_reason = ""
         self._last_sign = 0.0
         self._had_session = False
+        self._ever_had_session = False
 
     async def run(self) -> None:
         """Connects again and again, with growing pauses; ends only by cancellation."""
@@ -78,12 +79,21 @@ class WorkerClient:
             except (_Lost, OctavoError, grpc.aio.AioRpcError, TimeoutError, OSError) as error:
                 failure = _describe(error)
                 if failure != last_failure and not self._had_session:  # a lost session has been told
-                    _log.warning("no session with the worker at %s: %s", self._settings.address, failure)
+                    self._say_absent(error, failure)
                 last_failure = failure
             if self._had_session:
-                backoff, last_failure = _FIRST_BACKOFF, ""
+                backoff, last_failure, self._ever_had_session = _FIRST_BACKOFF, "", True
             await asyncio.sleep(backoff)
             backoff = min(backoff * 2, _LAST_BACKOFF)
+
+    def _say_absent(self, error: Exception, failure: str) -> None:
+        """A worker that has yet to come is no trouble: it loads its model for longer than this service."""
+        unavailable = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAVAILABLE
+        if unavailable and not self._ever_had_session:
+            why = "nobody listens there yet" if "failed to connect" in failure else failure
+            _log.info("waiting for the worker at %s: %s", self._settings.address, why)
+        else:
+            _log.warning("no session with the worker at %s: %s", self._settings.address, failure)
 
     def reset(self, reason: str) -> None:
         """Ends the present session; a new one follows at once."""
