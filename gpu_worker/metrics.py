@@ -74,7 +74,9 @@ class WorkerMetrics:
         )
         self._failed_rows.labels("non_finite_logits")
         self._sessions = Counter(
-            "octavo_worker_sessions_accepted_total", "Sessions accepted since the start.", registry=self.registry
+            "octavo_worker_sessions_accepted_total",
+            "Sessions accepted since the start.",
+            registry=self.registry,
         )
 
     def _histogram(self, name: str, text: str) -> Histogram:
