@@ -15,7 +15,7 @@ AGE_BOUNDS = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3
 """Upper bounds in seconds."""
 
 _BOUNDS = np.array(AGE_BOUNDS)
-_UNSORTED = 128
+_UNSORTED = 64
 
 
 class AgeHistogram:
@@ -39,6 +39,13 @@ class AgeHistogram:
     def total(self) -> float:
         self._sort()
         return self._total
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AgeHistogram):
+            return NotImplemented
+        return self.counts == other.counts and self.total == other.total
+
+    __hash__ = None  # type: ignore[assignment]
 
     def observe(self, seconds: npt.NDArray[np.float64]) -> None:
         self._unsorted.append(seconds)

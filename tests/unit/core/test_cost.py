@@ -130,6 +130,7 @@ def _serve(core: Scheduler, first: int, count: int) -> None:
             if plan is not None:
                 core.apply(StepResult(plan.step_id, np.full(len(plan.sample_rows), 7, np.int32)), 0.0)
         core.take_notices()
+    core.stats()  # sorts the ages that have come together
 
 
 def _grown_by(requests: int) -> int:
