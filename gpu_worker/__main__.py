@@ -26,6 +26,9 @@ from octavo.handshake import random_id
 from octavo.logging import announce_serving, configure, epoch_text
 
 _log = logging.getLogger("gpu_worker")
+_SWITCH_SECONDS = 1e-4
+"""How long a thread may hold the interpreter while another waits. Beside a GPU three threads share the short
+work of each step, and the default of 5 ms would be several steps."""
 STOP_GRACE_SECONDS = 2.0
 _PARENT_POLL_SECONDS = 0.5
 
@@ -47,6 +50,8 @@ def main(argv: list[str] | None = None) -> int:
         if settings.exit_with_parent:
             _watch_parent()
         found = examine(settings)
+        if found.device.torch_device.type == "cuda":
+            sys.setswitchinterval(_SWITCH_SECONDS)
         return uvloop.run(_serve(found))
     except (WorkerError, ValueError, OSError) as error:
         _log.error("cannot start: %s", error)

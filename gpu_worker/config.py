@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     quantize: Literal["none", "int8", "int4"] = Field(
         "none", description="on a CPU with compiled kernels: weights in 8 or 4 bits, for single streams"
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto", description="replay steps as CUDA graphs where the device and the kernels can; off: never"
+    )
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="dummy: random weights from the config alone"
     )

@@ -6,6 +6,7 @@ calls none of them.
 """
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +25,7 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+_LEAST_DOWNLOAD = 1024
 CPU_SHARE, CUDA_SHARE = 0.25, 0.9
 """Parts of the device's memory taken by default."""
 
@@ -128,7 +130,7 @@ class CpuDevice:
         return torch.from_numpy(values)
 
     def download(self, values: Tensor) -> Download:
-        return _HostCopy(values)
+        return _HostCopy(values.clone())
 
     def mark(self) -> Marker:
         return _CpuMarker(time.perf_counter())
@@ -153,6 +155,19 @@ class _CudaMarker:
         return float(earlier._event.elapsed_time(self._event)) / 1000
 
 
+@dataclass(frozen=True, slots=True)
+class _PinnedCopy:
+    buffer: Tensor
+    count: int
+    free: "deque[Tensor]"
+
+    def read(self) -> npt.NDArray[np.int64]:
+        """Called at most once: the buffer is then another download's."""
+        copied: npt.NDArray[np.int64] = self.buffer[: self.count].numpy().copy()
+        self.free.append(self.buffer)
+        return copied
+
+
 class CudaDevice:
     """The current CUDA device. Uploads go through pinned memory that torch reuses once its copy is done."""
 
@@ -162,6 +177,7 @@ class CudaDevice:
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self.name = torch.cuda.get_device_name(self.torch_device)
+        self._free: dict[torch.dtype, deque[Tensor]] = {}
 
     def default_dtype(self, stored: str) -> tuple[torch.dtype, str]:
         """The checkpoint's 16-bit dtype, else bfloat16 where the device has it."""
@@ -181,9 +197,13 @@ class CudaDevice:
         return staged.to(self.torch_device, non_blocking=True)
 
     def download(self, values: Tensor) -> Download:
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        return _HostCopy(host)
+        """values [N]; their buffer is pinned once and used again after `read`."""
+        free = self._free.setdefault(values.dtype, deque())
+        host = free.pop() if free else torch.empty(0, dtype=values.dtype)
+        if len(host) < len(values):
+            host = torch.empty(max(len(values), _LEAST_DOWNLOAD), dtype=values.dtype, pin_memory=True)
+        host[: len(values)].copy_(values, non_blocking=True)
+        return _PinnedCopy(host, len(values), free)
 
     def mark(self) -> Marker:
         return _CudaMarker()

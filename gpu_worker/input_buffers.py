@@ -34,28 +34,32 @@ class StepTensors:
 
 
 class InputBuffers:
-    """Row state on the device, for rows 0..max_batch_seqs-1."""
+    """Row state on the device, for rows 0..max_batch_seqs-1 and one more, scratch for padding.
+
+    tables [rows + 1, W] int32; last_tokens [rows + 1] int64.
+    """
 
     def __init__(self, device: Device, table: RowTable) -> None:
         limits, where = table.limits, device.torch_device
         self._device = device
         self._table = table
-        self._tables = torch.zeros(
-            (limits.max_batch_seqs, limits.table_width), dtype=torch.int32, device=where
+        rows = limits.max_batch_seqs + 1
+        self.tables = torch.full(
+            (rows, limits.table_width), limits.num_blocks, dtype=torch.int32, device=where
         )
-        self._last_tokens = torch.zeros(limits.max_batch_seqs, dtype=torch.int64, device=where)
+        self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=where)
 
     def upload(self, plan: Plan) -> StepTensors:
         """Sends a checked plan to the device and resolves what is only known there (-1 input ids)."""
         parts = self._upload_packed(plan)
-        self._tables.index_put_(
+        self.tables.index_put_(
             (parts["table_rows"].long(), parts["table_offsets"].long()), parts["table_blocks"]
         )
         longest = int(plan.context_lens.max()) if len(plan.rows) else 0
         width = -(-longest // self._table.limits.block_size)
         input_ids = parts["input_ids"].long()
         if (plan.input_ids < 0).any():
-            last = self._last_tokens.index_select(0, parts["owners"].long())
+            last = self.last_tokens.index_select(0, parts["owners"].long())
             input_ids = torch.where(input_ids < 0, last, input_ids)
         sample_rows, positions = parts["sample_rows"].long(), parts["positions"].long()
         sample_positions = parts["sample_positions"].long()
@@ -63,15 +67,27 @@ class InputBuffers:
             input_ids=input_ids,
             positions=positions,
             slot_mapping=parts["slot_mapping"],
-            block_tables=self._tables[:, :width].index_select(0, parts["rows"].long()),
+            block_tables=self.tables[:, :width].index_select(0, parts["rows"].long()),
             cu_query_lens=parts["cu_query_lens"],
             context_lens=parts["context_lens"],
             sample_positions=sample_positions,
             sample_rows=sample_rows,
             zero_blocks=parts["zero_blocks"],
             copy_pairs=parts["copy_pairs"].view(-1, 2),
-            samples=self._samples(plan),
+            samples=self.samples(plan),
         )
+
+    def upload_house_keeping(self, plan: Plan, with_tables: bool) -> tuple[Tensor, Tensor]:
+        """Sends what a captured step does not hold: (zero_blocks [N], copy_pairs [N, 2]), table entries."""
+        pieces = [plan.zero_blocks, plan.copy_pairs.reshape(-1)]
+        if with_tables:
+            pieces += [plan.table_rows, plan.table_offsets, plan.table_blocks]
+        packed = self._device.upload(np.concatenate(pieces, dtype=np.int32))
+        zero_blocks, copies, *entries = torch.split(packed, [len(piece) for piece in pieces])
+        if with_tables:
+            rows, offsets, blocks = entries
+            self.tables.index_put_((rows.long(), offsets.long()), blocks)
+        return zero_blocks, copies.view(-1, 2)
 
     def _upload_packed(self, plan: Plan) -> dict[str, Tensor]:
         cu_query_lens = np.zeros(len(plan.rows) + 1, np.int32)
@@ -95,7 +111,7 @@ class InputBuffers:
         packed = self._device.upload(np.concatenate(list(pieces.values()), dtype=np.int32))
         return dict(zip(pieces, torch.split(packed, [len(piece) for piece in pieces.values()]), strict=True))
 
-    def _samples(self, plan: Plan) -> SampleRows | None:
+    def samples(self, plan: Plan) -> SampleRows | None:
         """The sampling parameters of a step with at least one row that is not greedy; they go in one
         more copy.
         """
@@ -122,4 +138,4 @@ class InputBuffers:
 
     def remember(self, rows: Tensor, tokens: Tensor) -> None:
         """Keeps the tokens [S] that rows [S] sampled, for the -1 ids of the next step."""
-        self._last_tokens.index_copy_(0, rows, tokens)
+        self.last_tokens.index_copy_(0, rows, tokens)

@@ -44,6 +44,7 @@ class PoolRequest:
     activation_bytes: int
     max_useful_blocks: int | None = None
     num_blocks: int | None = None
+    graph_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class PoolSize:
     activation_bytes: int
     pool_bytes: int
     slack_bytes: int
+    graph_bytes: int = 0
 
 
 def size_pool(reading: MemoryReading, request: PoolRequest) -> PoolSize:
@@ -65,7 +67,7 @@ def size_pool(reading: MemoryReading, request: PoolRequest) -> PoolSize:
     The budget is share x total, but never more than what is free plus what the weights already took.
     """
     budget = min(int(reading.total * request.share), reading.free + request.weight_bytes)
-    fixed = request.weight_bytes + request.activation_bytes
+    fixed = request.weight_bytes + request.activation_bytes + request.graph_bytes
     if request.num_blocks is None:
         num_blocks = _fitting(budget - fixed, reading, request)
     else:
@@ -81,6 +83,7 @@ def size_pool(reading: MemoryReading, request: PoolRequest) -> PoolSize:
         activation_bytes=request.activation_bytes,
         pool_bytes=pool_bytes,
         slack_bytes=budget - fixed - pool_bytes,
+        graph_bytes=request.graph_bytes,
     )
 
 
@@ -89,9 +92,9 @@ def _fitting(room: int, reading: MemoryReading, request: PoolRequest) -> int:
     if fitting < 1:
         raise SettingsError(
             f"no room for a KV pool: {request.share:g} of {_gib(reading.total)} ({_gib(reading.free)} free) "
-            f"less weights {_gib(request.weight_bytes)} and activations {_gib(request.activation_bytes)} "
-            f"leaves {_gib(room)}; a block of {request.block_size} tokens takes "
-            f"{_gib(request.bytes_per_block)} and two are the least; raise --gpu-memory-utilization, "
+            f"less weights {_gib(request.weight_bytes)}, activations {_gib(request.activation_bytes)} and "
+            f"graphs {_gib(request.graph_bytes)} leaves {_gib(room)}; a block of {request.block_size} tokens "
+            f"takes {_gib(request.bytes_per_block)} and two are the least; raise --gpu-memory-utilization, "
             "or lower --max-num-batched-tokens or --block-size"
         )
     fitting = min(fitting, MAX_SLOTS // request.block_size - 1)
@@ -105,11 +108,11 @@ def _check_explicit(num_blocks: int, reading: MemoryReading, request: PoolReques
             f"num_blocks: {num_blocks} of {request.block_size} tokens pass {MAX_SLOTS} slots; at most {limit}"
         )
     wanted = (num_blocks + 1) * request.bytes_per_block
-    room = reading.free - request.activation_bytes
+    room = reading.free - request.activation_bytes - request.graph_bytes
     if wanted > room:
         raise SettingsError(
             f"num_blocks: {num_blocks} blocks take {_gib(wanted)}, but {_gib(reading.free)} are free and "
-            f"activations take {_gib(request.activation_bytes)}; at most "
+            f"activations and graphs take {_gib(request.activation_bytes + request.graph_bytes)}; at most "
             f"{max(room // request.bytes_per_block - 1, 0)} blocks fit; lower --num-blocks"
         )
 

@@ -22,6 +22,7 @@ from gpu_worker.models.cpu_decoder import CpuDecoder, runs_here
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.registry import ModelConfig, parse_config
 from gpu_worker.rows import Limits
+from gpu_worker.step_layout import Buckets
 from octavo.handshake import PROTOCOL_VERSION
 from octavo.worker.v1 import worker_pb2
 from paged_kernels import dispatch
@@ -43,6 +44,8 @@ class Examined:
     kernels: dispatch.Kernels
     max_model_len: int
     bytes_per_block: int
+    graphs: str
+    """Empty: steps are captured as CUDA graphs; else why not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,20 @@ def examine(settings: Settings) -> Examined:
         raise SettingsError(str(error)) from error
     kernels = cpu_choice.with_layers(kernels, dtype, settings)
     block_bytes = bytes_per_block(config, settings.block_size, dtype)
-    return Examined(settings, files, config, device, dtype, why, kernels, max_model_len, block_bytes)
+    return Examined(
+        settings, files, config, device, dtype, why, kernels, max_model_len, block_bytes,
+        _obstacle_to_graphs(settings, device, kernels),
+    )  # fmt: skip
+
+
+def _obstacle_to_graphs(settings: Settings, device: Device, kernels: dispatch.Kernels) -> str:
+    if settings.cuda_graphs == "off":
+        return "switched off"
+    if device.torch_device.type != "cuda":
+        return f"no CUDA device, but {device.torch_device.type}"
+    if kernels.fused is None:
+        return f"the {kernels.choices[0].backend} kernels cannot be captured"
+    return ""
 
 
 def load(found: Examined) -> Loaded:
@@ -98,6 +114,7 @@ def load(found: Examined) -> Loaded:
     )
     runner = ModelRunner(found.device, decoder, pool, found.kernels, limits)
     runner.warm_up()
+    _capture(found, runner)
     _report(found, size, time.monotonic() - started)
     return Loaded(runner, size, _capacity(found, size))
 
@@ -118,6 +135,19 @@ def _loaded_decoder(found: Examined) -> Decoder | CpuDecoder:
     return CpuDecoder(decoder, found.dtype, found.max_model_len, quantize)
 
 
+def _capture(found: Examined, runner: ModelRunner) -> None:
+    if found.graphs:
+        _log.info("no CUDA graphs: %s", found.graphs)
+        return
+    try:
+        runner.capture_graphs()
+    except torch.OutOfMemoryError as error:
+        raise SettingsError(
+            f"no memory left for CUDA graphs ({graph_bytes(found) >> 20} MiB were set aside): "
+            "lower --gpu-memory-utilization or --num-blocks, or use --cuda-graphs off"
+        ) from error
+
+
 def _pool_request(found: Examined, weight_bytes: int) -> PoolRequest:
     settings = found.settings
     blocks_a_sequence = -(-found.max_model_len // settings.block_size)
@@ -129,7 +159,23 @@ def _pool_request(found: Examined, weight_bytes: int) -> PoolRequest:
         activation_bytes=activation_bytes(found),
         max_useful_blocks=settings.max_num_seqs * blocks_a_sequence if found.device.is_shared else None,
         num_blocks=settings.num_blocks,
+        graph_bytes=0 if found.graphs else graph_bytes(found),
     )
+
+
+def graph_bytes(found: Examined) -> int:
+    """An upper estimate of what the CUDA graphs hold: the largest step's tensors, which they share, what the
+    driver keeps for each node, and partial results, libraries' workspaces and compiled kernels.
+    """
+    config, settings = found.config, found.settings
+    rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    count = len(Buckets(settings.max_num_batched_tokens, settings.max_num_seqs).all())
+    logits = rows * config.vocab_size * found.dtype.itemsize
+    return _token_bytes(found) + logits + _SHARED_BYTES + count * config.num_layers * _LAYER_GRAPH_BYTES
+
+
+_SHARED_BYTES = 768 << 20
+_LAYER_GRAPH_BYTES = 96 << 10
 
 
 def activation_bytes(found: Examined) -> int:
@@ -139,15 +185,18 @@ def activation_bytes(found: Examined) -> int:
     product. A sample: the logits, and four float64 copies while a filtered row is drawn.
     """
     config, settings = found.config, found.settings
+    per_sample = config.vocab_size * (2 * found.dtype.itemsize + 4 * 8)
+    samples = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    return _token_bytes(found) + samples * per_sample
+
+
+def _token_bytes(found: Examined) -> int:
+    """What the tokens of the largest step hold in one layer."""
+    config = found.config
     per_token = (
         4 * config.hidden_size + 3 * (config.q_size + 2 * config.kv_size) + 4 * config.intermediate_size
     )
-    per_sample = config.vocab_size * (2 * found.dtype.itemsize + 4 * 8)
-    tokens, samples = (
-        settings.max_num_batched_tokens,
-        min(settings.max_num_seqs, settings.max_num_batched_tokens),
-    )
-    return tokens * per_token * found.dtype.itemsize + samples * per_sample
+    return found.settings.max_num_batched_tokens * per_token * found.dtype.itemsize
 
 
 def _report(found: Examined, size: PoolSize, seconds: float) -> None:
@@ -162,11 +211,13 @@ def _report(found: Examined, size: PoolSize, seconds: float) -> None:
         seconds,
     )
     _log.info(
-        "memory in MiB: budget %d of %d, weights %d, activations %d, pool %d (%d blocks of %d), slack %d",
+        "memory in MiB: budget %d of %d, weights %d, activations %d, graphs %d, pool %d (%d blocks of %d), "
+        "slack %d",
         size.budget_bytes // mib,
         size.total_bytes // mib,
         size.weight_bytes // mib,
         size.activation_bytes // mib,
+        size.graph_bytes // mib,
         size.pool_bytes // mib,
         size.num_blocks,
         found.settings.block_size,
@@ -201,6 +252,7 @@ def _capacity(found: Examined, size: PoolSize) -> worker_pb2.GetCapacityResponse
             budget_bytes=size.budget_bytes,
             weight_bytes=size.weight_bytes,
             activation_bytes=size.activation_bytes,
+            graph_bytes=size.graph_bytes,
             pool_bytes=size.pool_bytes,
             slack_bytes=size.slack_bytes,
         ),

@@ -45,11 +45,11 @@ class WorkerMetrics:
         self.registry = CollectorRegistry()
         self._memory = Gauge(
             "octavo_worker_memory_bytes",
-            "Device memory by use: weights, activations, pool, slack of the budget.",
+            "Device memory by use: weights, activations, graphs, pool, slack of the budget.",
             ["use"],
             registry=self.registry,
         )
-        for use in ("weights", "activations", "pool", "slack"):
+        for use in ("weights", "activations", "graphs", "pool", "slack"):
             self._memory.labels(use)
         self._forward = self._histogram("octavo_step_forward_seconds", "Forward pass and sampling of a step.")
         self._gap = self._histogram(
@@ -86,6 +86,7 @@ class WorkerMetrics:
         """The memory breakdown, once known."""
         self._memory.labels("weights").set(size.weight_bytes)
         self._memory.labels("activations").set(size.activation_bytes)
+        self._memory.labels("graphs").set(size.graph_bytes)
         self._memory.labels("pool").set(size.pool_bytes)
         self._memory.labels("slack").set(size.slack_bytes)
 

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.attention import StepAttention
 from gpu_worker.device import Device, Download, Marker
+from gpu_worker.graph_runner import GraphRunner, StepProgram
 from gpu_worker.input_buffers import InputBuffers, StepTensors
 from gpu_worker.kv_pool import KvPool
 from gpu_worker.models.cpu_decoder import CpuDecoder
 from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.fused_decoder import FusedDecoder, FusedStep
 from gpu_worker.rows import Limits, RowTable
-from gpu_worker.sampler import sample
+from gpu_worker.sampler import SampleRows, sample
 from gpu_worker.wire import Int32Array, Plan
 from paged_kernels.dispatch import Kernels
 
@@ -28,7 +31,8 @@ _WARM_UP_TOKENS = 64
 class StepOutcome:
     """token_ids [S], -1 where the row failed; failed_rows by id; times in seconds on the device's own clock.
 
-    sample_seconds is part of forward_seconds. gap_seconds: since the end of the step before, 0 for the first.
+    sample_seconds is part of forward_seconds, and 0 where a graph holds both. gap_seconds: since the end of
+    the step before, 0 for the first.
     """
 
     token_ids: Int32Array
@@ -86,6 +90,10 @@ class ModelRunner:
         self.pool = pool
         self.kernels = kernels
         self.rows = RowTable(limits)
+        self.fused: FusedDecoder | None = None
+        if kernels.fused is not None and isinstance(decoder, Decoder):
+            self.fused = FusedDecoder(decoder, pool, kernels, kernels.fused)
+        self._graphs: GraphRunner | None = None
         self._buffers = InputBuffers(device, self.rows)
         self._scale = decoder.config.head_dim**-0.5
         self._last_end: Marker | None = None
@@ -100,57 +108,116 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Runs a decode and a prefill through the null block, so that real steps find kernels compiled."""
         for tokens in (1, min(_WARM_UP_TOKENS, self.rows.limits.max_model_len)):
-            attend = self._null_attention(tokens)
-            positions = torch.arange(tokens, device=self.device.torch_device)
-            hidden = self.decoder.forward(torch.zeros_like(positions), positions, attend)
-            sample(self.decoder.logits(hidden[-1:]), None)
+            sample(self._logits(self._null_step(tokens), tokens, tokens), None)
         self.device.synchronize()
 
-    def _null_attention(self, tokens: int) -> StepAttention:
+    def _null_step(self, tokens: int) -> StepTensors:
         """One row of that many tokens, all of whose table entries are the null block."""
         block_size, null = self.pool.block_size, self.pool.num_blocks
 
         def tensor(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int32, device=self.device.torch_device)
 
-        return StepAttention(
-            pool=self.pool,
-            kernels=self.kernels,
-            scale=self._scale,
+        none = tensor([])
+        return StepTensors(
+            input_ids=tensor([0] * tokens).long(),
+            positions=tensor(list(range(tokens))).long(),
             slot_mapping=tensor([null * block_size + position % block_size for position in range(tokens)]),
             block_tables=tensor([null] * -(-tokens // block_size)).view(1, -1),
             cu_query_lens=tensor([0, tokens]),
             context_lens=tensor([tokens]),
-            max_query_len=tokens,
-            max_context_len=tokens,
+            sample_positions=tensor([tokens - 1]).long(),
+            sample_rows=tensor([self.rows.limits.max_batch_seqs]).long(),
+            zero_blocks=none,
+            copy_pairs=none.view(0, 2),
+            samples=None,
         )
+
+    @torch.inference_mode()
+    def capture_graphs(self, captured: bool = True) -> None:
+        """From now on steps that fit a bucket are replayed. Needs fused kernels, and CUDA where captured.
+
+        captured False: the buckets run as plain launches, for tests. Raises what the device raises.
+        """
+        assert self.fused is not None
+        graphs = GraphRunner(self.fused, self.rows, self._buffers.tables, self._buffers.last_tokens)
+        if captured:
+            graphs.capture()
+        else:
+            graphs.prepare_uncaptured()
+        self.device.synchronize()
+        self._graphs = graphs
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> PendingStep:
         """Starts a step. Raises PlanError before the device is touched; else what the device raises."""
         self.rows.apply(plan)
+        if self._graphs is not None:
+            program = self._graphs.choose(plan)
+            if program is not None:
+                return self._replay(self._graphs, program, plan)
+        return self._launch_eagerly(plan)
+
+    def _replay(self, graphs: GraphRunner, program: StepProgram, plan: Plan) -> PendingStep:
+        """A step as one graph; filters of top_k, top_p and min_p come after it, on its logits."""
+        start = moved = self.device.mark()
+        enters = program.layout.enters(plan)
+        if len(plan.zero_blocks) or len(plan.copy_pairs) or not enters:
+            self._move_blocks(*self._buffers.upload_house_keeping(plan, not enters))
+            moved = self.device.mark()
+        graphs.start(program, plan)
+        count = len(plan.sample_rows)
+        tokens: Download | None = None
+        if count and self.rows.any_filtered(plan.sample_rows):
+            rows = self.device.upload(plan.sample_rows.copy()).long()
+            tokens = self._sample(program.logits[:count], rows, self._buffers.samples(plan))
+        elif count:
+            tokens = self.device.download(program.tokens[:count])
+        end = self.device.mark()
+        marks = _Marks(self._last_end, start, moved, end, end)
+        self._last_end = end
+        return PendingStep(plan.sample_rows, tokens, marks)
+
+    def _launch_eagerly(self, plan: Plan) -> PendingStep:
         start = self.device.mark()
         step = self._buffers.upload(plan)
-        self._move_blocks(plan, step)
+        self._move_blocks(step.zero_blocks, step.copy_pairs)
         moved = self.device.mark()
         logits = self._forward(plan, step)
         forwarded = self.device.mark()
-        tokens = None if logits is None else self._sample(logits, step)
+        tokens = None if logits is None else self._sample(logits, step.sample_rows, step.samples)
         end = self.device.mark()
         marks = _Marks(self._last_end, start, moved, forwarded, end)
         self._last_end = end
         return PendingStep(plan.sample_rows, tokens, marks)
 
-    def _move_blocks(self, plan: Plan, step: StepTensors) -> None:
-        if len(plan.zero_blocks):
-            self.kernels.zero_blocks(self.pool.tensor, step.zero_blocks)
-        if len(plan.copy_pairs):
-            self.kernels.copy_blocks(self.pool.tensor, step.copy_pairs)
+    def _move_blocks(self, zero_blocks: Tensor, copy_pairs: Tensor) -> None:
+        if len(zero_blocks):
+            self.kernels.zero_blocks(self.pool.tensor, zero_blocks)
+        if len(copy_pairs):
+            self.kernels.copy_blocks(self.pool.tensor, copy_pairs)
 
     def _forward(self, plan: Plan, step: StepTensors) -> Tensor | None:
         """Logits [S, vocab], or None when nothing is sampled."""
         if not len(plan.rows):
             return None
+        logits = self._logits(step, int(plan.query_lens.max()), int(plan.context_lens.max()))
+        return logits if len(plan.sample_rows) else None
+
+    def _logits(self, step: StepTensors, max_query_len: int, max_context_len: int) -> Tensor:
+        """Logits [S, vocab] of a step with at least one row; its K and V are stored."""
+        if self.fused is not None:
+            inputs = FusedStep(
+                positions=step.positions,
+                slot_mapping=step.slot_mapping,
+                block_tables=step.block_tables,
+                cu_query_lens=step.cu_query_lens,
+                context_lens=step.context_lens,
+                sample_positions=step.sample_positions,
+                max_query_len=max_query_len,
+                max_context_len=max_context_len,
+            )
+            return self.fused.logits(F.embedding(step.input_ids, self.fused.decoder.embedding), inputs)
         attend = StepAttention(
             pool=self.pool,
             kernels=self.kernels,
@@ -159,15 +226,15 @@ class ModelRunner:
             block_tables=step.block_tables,
             cu_query_lens=step.cu_query_lens,
             context_lens=step.context_lens,
-            max_query_len=int(plan.query_lens.max()),
-            max_context_len=int(plan.context_lens.max()),
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
         )
         hidden = self.decoder.forward(step.input_ids, step.positions, attend)
-        if not len(plan.sample_rows):
-            return None
+        if not len(step.sample_positions):
+            return hidden[:0]
         return self.decoder.logits(hidden.index_select(0, step.sample_positions))
 
-    def _sample(self, logits: Tensor, step: StepTensors) -> Download:
-        tokens, bad = sample(logits, step.samples)
-        self._buffers.remember(step.sample_rows, tokens.masked_fill(bad, 0))
+    def _sample(self, logits: Tensor, sample_rows: Tensor, samples: SampleRows | None) -> Download:
+        tokens, bad = sample(logits, samples)
+        self._buffers.remember(sample_rows, tokens.masked_fill(bad, 0))
         return self.device.download(tokens.masked_fill(bad, -1))

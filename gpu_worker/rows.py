@@ -43,6 +43,7 @@ class RowTable:
         self.prompt_lens = np.zeros(rows, np.int64)
         self.seeds = np.zeros(rows, np.uint64)
         self.sampling = np.zeros((rows, 4), np.float64)
+        self._filtered = np.zeros(rows, np.bool_)
         self._tables = np.full((rows, limits.table_width), -1, np.int32)
         self._table_lens = np.zeros(rows, np.int64)
 
@@ -60,6 +61,10 @@ class RowTable:
         self._check_tokens(plan)
         self._check_samples(plan)
         self.sampled[plan.sample_rows] = True
+
+    def any_filtered(self, rows: Int32Array) -> bool:
+        """Whether one of these rows draws under top_p, min_p or top_k."""
+        return bool(self._filtered[rows].any())
 
     def clear(self) -> None:
         """Forgets every row."""
@@ -100,6 +105,8 @@ class RowTable:
         self.prompt_lens[row] = setup.prompt_len
         self.seeds[row] = setup.sampling.seed
         self.sampling[row] = (given.temperature, given.top_p, given.min_p, min(given.top_k, _MAX_TOP_K))
+        filters = given.top_p < 1 or given.min_p > 0 or given.top_k > 0
+        self._filtered[row] = filters and given.temperature > 0
 
     def _enter_blocks(self, plan: Plan) -> None:
         rows, offsets, blocks = plan.table_rows, plan.table_offsets, plan.table_blocks

@@ -55,7 +55,7 @@ class Decoder:
             self.head = self._empty(config.vocab_size, config.hidden_size)
         self.norm = self._empty(config.hidden_size)
         self.layers = [self._layer() for _ in range(config.num_layers)]
-        self._rope = cos_sin_table(config.rope, max_positions, device, dtype)
+        self.rope_table = cos_sin_table(config.rope, max_positions, device, dtype)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -124,12 +124,12 @@ class Decoder:
     def weight_bytes(self) -> int:
         """Bytes of all weights and the rotary table, a tied head counted once."""
         tensors = {view.untyped_storage().data_ptr(): view for view in self.destinations().values()}
-        return sum(t.untyped_storage().nbytes() for t in (*tensors.values(), self._rope))
+        return sum(t.untyped_storage().nbytes() for t in (*tensors.values(), self.rope_table))
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The hidden states [T, hidden] before the final norm; input_ids and positions [T] int64."""
         hidden = F.embedding(input_ids, self.embedding)
-        cos, sin = layers.spread_rotation(self._rope.index_select(0, positions))
+        cos, sin = layers.spread_rotation(self.rope_table.index_select(0, positions))
         eps = self.config.norm_eps
         for index, layer in enumerate(self.layers):
             normed = layers.rms_norm(hidden, layer.input_norm, eps)

@@ -34,14 +34,31 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True)
+class FusedKernels:
+    """Operations that save launches, where a backend has them; see triton_impl and fused_reference.
+
+    linear_for(tokens, weights, dtype): a product that takes norm, activation and residual along, or None.
+    """
+
+    add_rms_norm: Callable[..., Tensor]
+    silu_mul: Callable[[Tensor], Tensor]
+    rotate_store: Callable[..., Tensor]
+    linear_for: Callable[..., Callable[..., Tensor] | None]
+    embed_tokens: Callable[..., Tensor]
+    gather_tables: Callable[..., None]
+    draw_tokens: Callable[..., None]
+
+
+@dataclass(frozen=True)
 class Kernels:
-    """The operations of one backend; arguments as in torch_impl."""
+    """The operations of one backend; arguments as in torch_impl. fused is None where it has none."""
 
     store_kvcache: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     paged_attention: Callable[..., Tensor]
     copy_blocks: Callable[[Tensor, Tensor], None]
     zero_blocks: Callable[[Tensor, Tensor], None]
     choices: list[Choice]
+    fused: FusedKernels | None = None
 
 
 def select(
@@ -144,6 +161,7 @@ def _cpu(device: torch.device, dtype: torch.dtype) -> Kernels:
 
 def _triton(why: str) -> Kernels:
     from paged_kernels.triton_impl import blocks, paged_attention, store_kvcache
+    from paged_kernels.triton_impl.fused import FUSED
 
     choices = [Choice(op, "triton", why) for op in OPERATIONS]
     return Kernels(
@@ -152,6 +170,7 @@ def _triton(why: str) -> Kernels:
         blocks.copy_blocks,
         blocks.zero_blocks,
         choices,
+        FUSED,
     )
 
 

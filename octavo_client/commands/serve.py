@@ -28,6 +28,7 @@ _HELP = {
     "max-num-batched-tokens": "tokens a step at most",
     "max-num-seqs": "sequences a step at most",
     "max-model-len": "longest context in tokens",
+    "cuda-graphs": "auto, or off",
     "kernel-backend": "auto, torch, triton or cpu",
     "quantize": "none, int8 or int4: weights on a CPU, for single streams",
     "threads": "threads on a CPU",

@@ -35,6 +35,7 @@ WORKER_FLAGS = (
     "max-num-batched-tokens",
     "max-num-seqs",
     "max-model-len",
+    "cuda-graphs",
     "kernel-backend",
     "quantize",
     "threads",

@@ -138,13 +138,16 @@ def attention_kernel(
     block_size, block_magic, block_shift, block_stride, slot_stride, head_stride, table_stride,
     query_token_stride, query_head_stride, out_token_stride, out_head_stride,
     head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
-    one_tile: tl.constexpr, precision: tl.constexpr, upcast: tl.constexpr,
+    one_tile: tl.constexpr, precision: tl.constexpr, upcast: tl.constexpr, overlap: tl.constexpr,
 ):
     """One tile of queries of one row (all query heads of one KV head) over one split of the row's keys.
 
     Grid (tiles * kv_heads, splits). Rows with fewer than min_len or more than max_len queries are left to
     another launch. The tile's block_m lines are (query token, query head of the group), head fastest.
     """
+    if overlap:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     tile, head, split = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads, tl.program_id(1)
     if not one_tile:  # the last tiles see most keys: start them first
         tile = tl.num_programs(0) // kv_heads - 1 - tile
@@ -221,9 +224,12 @@ def join_kernel(
     out, partial, partial_lse, cu_query_lens, context_lens,
     num_rows, kv_heads, group, min_len, max_len, splits, min_split_tiles, out_token_stride, out_head_stride,
     head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
-    block_s: tl.constexpr, one_tile: tl.constexpr,
+    block_s: tl.constexpr, one_tile: tl.constexpr, overlap: tl.constexpr,
 ):
     """Join the splits that attention_kernel wrote for one line. Grid (tiles * kv_heads, lines a tile)."""
+    if overlap:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     tile, head, line = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads, tl.program_id(1)
     tile_tokens = block_m // group
     row, number = _find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile)

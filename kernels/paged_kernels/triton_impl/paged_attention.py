@@ -7,7 +7,7 @@ only.
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -15,13 +15,14 @@ import triton
 from torch import Tensor
 
 from paged_kernels import contracts
+from paged_kernels.triton_impl import machine
 from paged_kernels.triton_impl.attention_kernel import attention_kernel, join_kernel
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _LOG2_E = math.log2(math.e)
 _MAX_SPLITS = 64
-_MIN_SPLIT_TOKENS = 256
-_PROGRAMS_PER_UNIT = 3
+MIN_SPLIT_TOKENS = 128
+_PROGRAMS_PER_UNIT = 2
 _JOINED_AT_ONCE = 16
 
 
@@ -37,10 +38,15 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tile of rows so short that one tile holds them (decodes), and that of longer rows."""
+    """The tile of rows so short that one tile holds them (decodes), and that of longer rows.
+
+    few: instead of `short`, with as many lines, where there is less than one program for each half of a
+    multiprocessor.
+    """
 
     short: Tile
     long: Tile
+    few: Tile | None = None
 
 
 @lru_cache(maxsize=256)
@@ -61,12 +67,23 @@ def choose_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
     return Tiles(short, Tile(max(64, lines), 64, 8, 2))
 
 
-@lru_cache(maxsize=16)
-def _units(device: torch.device) -> int:
-    """Multiprocessors of the device."""
-    if device.type != "cuda":
-        return 4
-    return torch.cuda.get_device_properties(device).multi_processor_count
+# By the device's name: (short, few, long) tiles of 16-bit dtypes, head_dim 65..128 and groups up to 16.
+# Measured by benchmarks/gpu_check.py; see benchmarks/gpu-notes.md.
+_TUNED = {"NVIDIA H200": (Tile(16, 64, 2, 4), Tile(16, 128, 4, 3), Tile(128, 128, 8, 3))}
+
+
+@lru_cache(maxsize=256)
+def tiles_for(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
+    """choose_tiles, or what was measured to be faster on this very device."""
+    tiles = choose_tiles(dtype, head_dim, group)
+    tuned = _TUNED.get(machine.name(device))
+    if tuned is None or dtype == torch.float32 or not 64 < head_dim <= 128:
+        return tiles
+    short, few, long = tuned
+    lines = tiles.short.block_m
+    if lines > 16:
+        return replace(tiles, long=replace(long, block_m=max(long.block_m, lines)))
+    return Tiles(short, long, few)
 
 
 @lru_cache(maxsize=16)
@@ -88,8 +105,8 @@ def division_magic(divisor: int) -> tuple[int, int]:
 
 def choose_splits(programs: int, max_context_len: int, units: int) -> int:
     """Into how many splits a context is cut, so that a launch of few programs still fills the device."""
-    wanted = -(-_PROGRAMS_PER_UNIT * units // max(programs, 1)) if programs < 2 * units else 1
-    longest = max(1, max_context_len // _MIN_SPLIT_TOKENS)
+    wanted = _PROGRAMS_PER_UNIT * units // max(programs, 1)
+    longest = max(1, max_context_len // MIN_SPLIT_TOKENS)
     return max(1, min(wanted, longest, _MAX_SPLITS))
 
 
@@ -121,12 +138,13 @@ def paged_attention(
     rows, group = context_lens.shape[0], query.shape[1] // k_pool.shape[2]
     if rows == 0 or query.shape[0] == 0:
         return out
-    tiles = tiles or choose_tiles(query.dtype, query.shape[2], group)
+    tiles = tiles or tiles_for(query.device, query.dtype, query.shape[2], group)
     args = (query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale, max_context_len, out)
     call = _Call(*args, splits=splits)
     short_len = tiles.short.block_m // group
     if rows > 1 or max_query_len <= short_len:
-        call.launch(tiles.short, rows, 1, short_len, one_tile=True)
+        is_few = rows * k_pool.shape[2] < _PROGRAMS_PER_UNIT * machine.units(query.device)
+        call.launch(tiles.few if tiles.few and is_few else tiles.short, rows, 1, short_len, one_tile=True)
     if max_query_len > short_len:
         count = query.shape[0] // (tiles.long.block_m // group) + rows
         call.launch(tiles.long, count, short_len + 1, max_query_len, one_tile=False)
@@ -153,9 +171,9 @@ class _Call:
         query, pool, out = self.query, self.k_pool, self.out
         kv_heads, head_dim = pool.shape[2:]
         group = query.shape[1] // kv_heads
-        units = _units(query.device)
+        units, overlap = machine.units(query.device), machine.overlaps(query.device)
         splits = self.splits or choose_splits(count * kv_heads, self.max_context_len, units)
-        min_split_tiles = max(1, _MIN_SPLIT_TOKENS // tile.block_n)
+        min_split_tiles = max(1, MIN_SPLIT_TOKENS // tile.block_n)
         partial = partial_lse = _unused(query.device)
         if splits > 1:
             lines = count * kv_heads * splits * tile.block_m
@@ -188,22 +206,40 @@ class _Call:
             one_tile,
             "ieee",
             INTERPRETED,
+            overlap,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **machine.launch_options(overlap),
         )
         if splits > 1:
-            join_kernel[(count * kv_heads, tile.block_m // group * group)](
-                out,
-                partial,
-                partial_lse,
-                self.cu_query_lens,
-                self.context_lens,
-                *rows_args,
-                *out.stride()[:2],
-                head_dim,
-                tile.block_m,
-                tile.block_n,
-                block_d,
-                _JOINED_AT_ONCE,
-                one_tile,
-            )
+            self._join(tile, count, block_d, partial, partial_lse, rows_args, one_tile)
+
+    def _join(
+        self,
+        tile: Tile,
+        count: int,
+        block_d: int,
+        partial: Tensor,
+        partial_lse: Tensor,
+        rows_args: tuple[int, ...],
+        one_tile: bool,
+    ) -> None:
+        """Joins the splits that `launch` wrote."""
+        overlap, (_, kv_heads, group) = machine.overlaps(self.out.device), rows_args[:3]
+        join_kernel[(count * kv_heads, tile.block_m // group * group)](
+            self.out,
+            partial,
+            partial_lse,
+            self.cu_query_lens,
+            self.context_lens,
+            *rows_args,
+            *self.out.stride()[:2],
+            self.out.shape[2],
+            tile.block_m,
+            tile.block_n,
+            block_d,
+            _JOINED_AT_ONCE,
+            one_tile,
+            overlap,
+            **machine.launch_options(overlap),
+        )

@@ -57,8 +57,8 @@ def test_division_by_a_multiplication(n: int, divisor: int) -> None:
 def test_splits_fill_the_device_and_no_more(programs: int, context: int, units: int) -> None:
     splits = launch.choose_splits(programs, context, units)
     assert 1 <= splits <= 64
-    assert splits == 1 or splits * 256 <= context
-    assert splits == 1 or programs < 2 * units
+    assert splits == 1 or splits * launch.MIN_SPLIT_TOKENS <= context
+    assert splits == 1 or splits * programs <= 2 * units
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -1,0 +1,111 @@
+"""The decoder's forward pass on fused kernels: few, fat launches, and nothing that waits for the device.
+
+Owns the order of the kernels of one step; knows neither rows nor plans. Invariant: launch shapes depend on
+the sizes of the given tensors and on the two bounds only, so that a pass can be captured in a CUDA graph.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpu_worker.kv_pool import KvPool
+from gpu_worker.models.decoder import Decoder, Layer
+from paged_kernels.dispatch import FusedKernels, Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class FusedStep:
+    """R rows, T tokens, S samples. Tokens behind the last row's are padding: slot -1, their results mean
+    nothing.
+
+    positions, slot_mapping [T]; block_tables [R, W], cu_query_lens [R + 1], context_lens [R]: int32;
+    sample_positions [S]. max_query_len and max_context_len bound the rows.
+    """
+
+    positions: Tensor
+    slot_mapping: Tensor
+    block_tables: Tensor
+    cu_query_lens: Tensor
+    context_lens: Tensor
+    sample_positions: Tensor
+    max_query_len: int
+    max_context_len: int
+
+
+class FusedDecoder:
+    """A decoder's weights with the kernels that run them over one pool."""
+
+    def __init__(self, decoder: Decoder, pool: KvPool, kernels: Kernels, fused: FusedKernels) -> None:
+        self.decoder = decoder
+        self.block_size = pool.block_size
+        self.fused = fused
+        self._pool = pool
+        self._kernels = kernels
+        self._eps = decoder.config.norm_eps
+        self._scale = decoder.config.head_dim**-0.5
+        first = decoder.layers[0]
+        plain = [(weight.shape[1], weight.shape[0], False) for weight in (first.qkv, first.out, first.down)]
+        gated = (first.gate_up.shape[1], first.gate_up.shape[0] // 2, True)
+        self._weights = [*plain, gated]
+
+    def logits(self, hidden: Tensor, step: FusedStep) -> Tensor:
+        """Logits [S, vocab] of embedded tokens [T, hidden], which are overwritten; K and V are stored."""
+        linear = self.fused.linear_for(hidden.shape[0], self._weights, hidden.dtype)
+        delta: Tensor | None = None
+        for index, layer in enumerate(self.decoder.layers):
+            if linear is not None:
+                self._fused_layer(linear, index, layer, hidden, step)
+            else:
+                delta = self._layer(index, layer, hidden, delta, step)
+        normed = self.fused.add_rms_norm(hidden, delta, self.decoder.norm, self._eps, step.sample_positions)
+        return F.linear(normed, self.decoder.head)
+
+    def _layer(
+        self, index: int, layer: Layer, hidden: Tensor, delta: Tensor | None, step: FusedStep
+    ) -> Tensor:
+        """One layer but its last addition: returns what the next one adds to hidden."""
+        fused = self.fused
+        normed = fused.add_rms_norm(hidden, delta, layer.input_norm, self._eps)
+        attended = self._attend(index, layer, F.linear(normed, layer.qkv, layer.qkv_bias), step)
+        delta = F.linear(attended, layer.out, layer.out_bias)
+        normed = fused.add_rms_norm(hidden, delta, layer.post_norm, self._eps)
+        gated = fused.silu_mul(F.linear(normed, layer.gate_up, layer.gate_up_bias))
+        return F.linear(gated, layer.down, layer.down_bias)
+
+    def _fused_layer(
+        self, linear: Callable[..., Tensor], index: int, layer: Layer, hidden: Tensor, step: FusedStep
+    ) -> None:
+        """One layer for few tokens, in place: norms, activation and additions are part of the products."""
+        eps = self._eps
+        qkv = linear(hidden, layer.qkv, layer.qkv_bias, layer.input_norm, eps)
+        linear(self._attend(index, layer, qkv, step), layer.out, layer.out_bias, into=hidden)
+        gated = linear(hidden, layer.gate_up, layer.gate_up_bias, layer.post_norm, eps, gated=True)
+        linear(gated, layer.down, layer.down_bias, into=hidden)
+
+    def _attend(self, index: int, layer: Layer, qkv: Tensor, step: FusedStep) -> Tensor:
+        """Packed qkv [T, (Hq + 2 Hkv) * D] -> attention's output [T, Hq * D]."""
+        keys, values = self._pool.keys(index), self._pool.values(index)
+        query = self.fused.rotate_store(
+            qkv,
+            layer.qk_norm,
+            self._eps,
+            self.decoder.rope_table,
+            step.positions,
+            keys,
+            values,
+            step.slot_mapping,
+        )
+        attended = self._kernels.paged_attention(
+            query,
+            keys,
+            values,
+            step.block_tables,
+            step.cu_query_lens,
+            step.context_lens,
+            self._scale,
+            step.max_query_len,
+            step.max_context_len,
+        )
+        return attended.view(qkv.shape[0], self.decoder.config.q_size)

@@ -1,0 +1,17 @@
+"""The fused Triton operations as one value.
+
+Owns the list; knows no launch. Invariant: importing it compiles nothing.
+"""
+
+from paged_kernels.dispatch import FusedKernels
+from paged_kernels.triton_impl import fused_linear, norms, rotate_store, sampling, step_inputs
+
+FUSED = FusedKernels(
+    add_rms_norm=norms.add_rms_norm,
+    silu_mul=norms.silu_mul,
+    rotate_store=rotate_store.rotate_store,
+    linear_for=fused_linear.linear_for,
+    embed_tokens=step_inputs.embed_tokens,
+    gather_tables=step_inputs.gather_tables,
+    draw_tokens=sampling.draw_tokens,
+)

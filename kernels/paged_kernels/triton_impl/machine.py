@@ -1,0 +1,45 @@
+"""What launches need to know of the device.
+
+Owns its name and its number of multiprocessors; knows no kernel. Invariant: asked once for each device.
+"""
+
+from functools import lru_cache
+
+import torch
+
+
+@lru_cache(maxsize=16)
+def units(device: torch.device) -> int:
+    """Multiprocessors; 4 for Triton's interpreter."""
+    if device.type != "cuda":
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@lru_cache(maxsize=16)
+def name(device: torch.device) -> str:
+    """The device's name, empty for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+OVERLAP = True
+"""Whether kernels start while the one in front of them still runs, where the device can."""
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether to launch with programmatic dependence: a kernel then waits itself for those before it.
+
+    Every kernel of this package that is launched so waits before it reads what others wrote and before it
+    writes, and in all its programs, so that waiting for the last kernel is waiting for all.
+    """
+    return OVERLAP and device.type == "cuda" and _capability(device) >= (9, 0)
+
+
+@lru_cache(maxsize=16)
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def launch_options(overlap: bool) -> dict[str, bool]:
+    """Triton's launch options for `overlap`; the interpreter knows none."""
+    return {"launch_pdl": True} if overlap else {}

@@ -1,0 +1,41 @@
+"""CUDA graphs on and off give the same tokens, on a CUDA device.
+
+Owns the comparison; knows no service. Invariant: every runner gets the same plans.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker.model_runner import ModelRunner
+from tests.fixtures.graph_cases import SHAPES, all_outputs, tiny_folder
+from tests.fixtures.tiny_runner import make_runner
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.timeout(600),
+]
+
+
+def runner(folder: Path, dtype: str, graphs: str) -> ModelRunner:
+    made = make_runner(folder, dtype, on="cuda", max_batch_tokens=40, max_batch_seqs=6, max_model_len=64)
+    if graphs != "off":
+        made.capture_graphs(captured=graphs == "on")
+    return made
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_graphs_on_and_off_give_the_same_tokens_in_float32(tmp_path: Path, name: str) -> None:
+    folder = tiny_folder(tmp_path, name)
+    expected = all_outputs(make_runner(folder, max_batch_tokens=40, max_batch_seqs=6, max_model_len=64), 5)
+    assert all_outputs(runner(folder, "float32", "off"), 5) == expected
+    assert all_outputs(runner(folder, "float32", "on"), 5) == expected
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_replay_is_the_eager_pass_on_the_same_padded_step_in_bfloat16(tmp_path: Path, name: str) -> None:
+    folder = tiny_folder(tmp_path, name)
+    eager = all_outputs(runner(folder, "bfloat16", "padded, eager"), 5)
+    assert all_outputs(runner(folder, "bfloat16", "on"), 5) == eager

@@ -1,0 +1,22 @@
+"""The fused Triton kernels under Triton's interpreter: a program, run by test_fused_interpreted.
+
+Owns the cases and prints their errors as one JSON object; knows no GPU. Invariant: TRITON_INTERPRET=1 is set
+before Triton is imported, which is why this does not run inside pytest.
+"""
+
+import json
+
+import torch
+
+from tests.fixtures.fused_cases import fused_errors, sampling_mismatches, step_input_mismatches
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    errors = fused_errors(
+        "cpu",
+        torch.float32,
+        heads=((4, 2, 16), (3, 1, 10)),
+        sizes=((1, 24, 40), (3, 64, 48), (5, 40, 8), (18, 128, 32)),
+    )
+    wrong = sampling_mismatches("cpu", samples=7, vocab=5000) + step_input_mismatches("cpu")
+    print(json.dumps({"errors": errors, "mismatches": wrong}))
