@@ -214,9 +214,13 @@ class WorkerClient:
         """
         settings = self._settings
         period = min(1.0, settings.liveness_seconds / 4)
+        before = self._clock()
         while True:
             await asyncio.sleep(period)
             now = self._clock()
+            if now - before > settings.liveness_seconds / 2 + 2 * period:
+                self._last_sign = now  # this process itself stood still: that says nothing of the worker
+            before = now
             left = self._last_sign + settings.liveness_seconds - now
             if left <= 0:
                 raise _Lost(f"the worker is silent for {settings.liveness_seconds:g} s")

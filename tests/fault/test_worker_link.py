@@ -107,6 +107,17 @@ async def test_a25_a_worker_frozen_idle_is_noticed(processes: Processes, hasty: 
         await service.wait_ready(False, timeout=5)
 
 
+async def test_a_scheduler_that_itself_stood_still_keeps_its_worker(hasty: SchedulerSeat) -> None:
+    """A25: its own silence says nothing of the worker."""
+    async with rig_at(hasty) as rig:
+        hasty.process.freeze()
+        await asyncio.sleep(3.0)
+        hasty.process.thaw()
+        assert (await rig.service.generate(prompt_of(4), 3)).tokens == wanted(prompt_of(4), 3)
+        await asyncio.sleep(1.0)
+        assert len(rig.fake.sessions) == 1
+
+
 async def test_after_the_grace_period_requests_end_with_worker_lost(hasty: SchedulerSeat) -> None:
     async with rig_at(hasty) as rig:
         rig.fake.step_delay = 0.01
