@@ -7,6 +7,7 @@ cost of that step.
 
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,8 +143,18 @@ class Steady:
         return StepResult(plan.step_id, self._random.integers(10, VOCAB, len(plan.sample_rows), np.int32))
 
 
-def best_of(load: Load, runs: int, steps: int = 2 * BLOCK_SIZE) -> Timings:
-    """The minimum over runs of each step. Two cycles of blocks: every step of a cycle is in it."""
-    every = [Steady(load).time_steps(steps) for _ in range(runs)]
+def best_of_each(loads: Sequence[Load], runs: int, steps: int = 2 * BLOCK_SIZE) -> dict[Load, Timings]:
+    """The minimum over runs of each step of each load. Loads take turns, so that all see the same machine.
+
+    Two cycles of blocks: every step of a cycle is in it.
+    """
+    timed: dict[Load, list[Timings]] = {load: [] for load in loads}
+    for _ in range(runs):
+        for load, every in timed.items():
+            every.append(Steady(load).time_steps(steps))
+    return {load: _fastest(every) for load, every in timed.items()}
+
+
+def _fastest(every: list[Timings]) -> Timings:
     parts = (np.min([getattr(run, name) for run in every], 0) for name in ("schedule", "encode", "apply"))
     return Timings(*parts, every[-1].plan_bytes)

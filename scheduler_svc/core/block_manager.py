@@ -20,7 +20,7 @@ from scheduler_svc.core.rows import Rows
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.stats import Counters
 
-SETTLE_AT = 64
+SETTLE_AT = 128
 """Full blocks of generated tokens that are hashed together at the latest."""
 
 
