@@ -11,6 +11,9 @@ MODEL ?= $(DEMO_MODEL)
 TEST_ARGS ?=
 DEMO_ARGS ?=
 SERVE_ARGS ?=
+BENCH_ARGS ?=
+# Of the GPU benchmark: weights are drawn, so config.json and a tokenizer are enough.
+GPU_MODEL ?= models/Qwen3-0.6B
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -24,7 +27,7 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long check fix protos bench-core compose-test doctor clean distclean setup model
+.PHONY: help demo serve test test-long check fix protos bench-core bench-gpu test-gpu compose-test doctor clean distclean setup model
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +66,12 @@ bench-core: $(DEV) ## cost of the scheduler core: a table, then one JSON object
 
 compose-test: $(RUNTIME) ## try docker-compose.yml on a Docker engine: build, generate, kill the worker, stop
 	@TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m deploy.compose_test
+
+bench-gpu: $(RUNTIME) ## serving speed on a CUDA device beside its floors; GPU_MODEL is a model folder
+	@mkdir -p build && $(BIN)/python -m benchmarks.bench_gpu --model $(GPU_MODEL) --out build/bench-gpu.json $(BENCH_ARGS)
+
+test-gpu: $(DEV) ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu tests/gpu $(TEST_ARGS)
 
 doctor: $(RUNTIME) ## versions, device, kernels, ports, environment
 	@$(BIN)/octavo doctor
