@@ -15,6 +15,8 @@ DEFAULT_SERVER = "127.0.0.1:7450"
 INFERENCE_SERVICE = "octavo.v1.InferenceService"
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 POLL_SECONDS = 0.1
+CONNECT_SECONDS = 20
+"""What one attempt to connect may take; gRPC calls it min_reconnect_backoff_ms."""
 
 
 def server_address(given: str | None) -> str:
@@ -27,7 +29,7 @@ def channel_options() -> list[tuple[str, int]]:
     return [
         *client_options(MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_SECONDS * 1000),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.enable_http_proxy", 0),
     ]
