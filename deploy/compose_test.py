@@ -1,0 +1,269 @@
+"""Tries docker-compose.yml on a real Docker engine: `python -m deploy.compose_test`, or `make compose-test`.
+
+Owns the story (build, up, generate, look, kill, look, stop) and what must be true at each point; knows no
+service from within. Invariant: whatever happens, the project's containers, networks and volumes are gone at
+the end, and a failure is one line on stderr (the containers' logs are under build/).
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from deploy.dashboard import PANELS
+from deploy.engine import ROOT, Compose, EngineError, has_image
+from octavo_client import Client
+from octavo_client.errors import OctavoError
+from octavo_client.types import Delta, Finished, FinishReason
+
+SERVICES = ("model", "worker", "scheduler")
+ANSWER_TOKENS = 48
+KILL_AFTER = 8
+BUILD_SECONDS, READY_SECONDS, STREAM_SECONDS = 2400.0, 400.0, 240.0
+PROMPT = "Q: What is the capital of France, and what is it known for?\nA:"
+# The worker's own process; PID 1 is the container's init, which ends with it.
+KILL = (
+    "import psutil\n"
+    "for process in psutil.process_iter():\n"
+    "    if process.pid != 1 and 'gpu_worker' in process.cmdline():\n"
+    "        process.kill()\n"
+)
+
+
+class Failed(Exception):
+    """Something that must be true is not; the message is one line."""
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"compose-test: {text}\n")
+    sys.stdout.flush()
+
+
+def require(condition: bool, text: str) -> None:
+    if not condition:
+        raise Failed(text)
+
+
+def wait_for(what: str, ready: Callable[[], str], seconds: float) -> None:
+    """Asks until the answer is empty. Raises Failed with the last answer."""
+    end = time.monotonic() + seconds
+    while (missing := ready()) != "":
+        require(time.monotonic() < end, f"{what}: not within {seconds:.0f} s: {missing}")
+        time.sleep(1.0)
+
+
+def answer(client: Client, max_tokens: int, at: Callable[[int], None] | None = None) -> tuple[int, ...]:
+    """The greedy tokens of the prompt, always to the full length. at: told the tokens so far."""
+    tokens: list[int] = []
+    options = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
+    with client.stream(PROMPT, deadline=STREAM_SECONDS, **options) as stream:  # type: ignore[arg-type]
+        for event in stream:
+            if isinstance(event, Delta):
+                tokens.extend(event.token_ids)
+                if at is not None:
+                    at(len(tokens))
+            elif isinstance(event, Finished):
+                require(event.reason is FinishReason.LENGTH, f"the stream ended with {event.reason}")
+    require(len(tokens) == max_tokens, f"{len(tokens)} tokens came, not {max_tokens}")
+    return tuple(tokens)
+
+
+def once(number: int, action: Callable[[], object]) -> Callable[[int], None]:
+    """Does something on another thread, once so many tokens are there."""
+    started = threading.Event()
+
+    def at(tokens: int) -> None:
+        if tokens >= number and not started.is_set():
+            started.set()
+            threading.Thread(target=action, daemon=True).start()
+
+    return at
+
+
+class Story:
+    """One run of the test."""
+
+    def __init__(self, compose: Compose) -> None:
+        self._compose = compose
+        self._client = Client(f"127.0.0.1:{compose.ports['SCHEDULER_PORT']}")
+        self._services = list(SERVICES)
+        self._calm: tuple[int, ...] = ()
+
+    def run(self, build: bool) -> None:
+        steps = (self.up, self.hardened, self.generate, self.kill, self.metrics, self.stop)
+        for step in (self.build, *steps) if build else steps:
+            began = time.monotonic()
+            done = step()
+            say(f"{done} ({time.monotonic() - began:.0f} s)")
+
+    def build(self) -> str:
+        self._compose("build", *SERVICES, seconds=BUILD_SECONDS)
+        return "images are built"
+
+    def up(self) -> str:
+        images = self._compose.images()
+        for service in ("prometheus", "grafana"):
+            if has_image(images[service], pull_seconds=120.0):
+                self._services.append(service)
+            else:
+                say(f"NOT TRIED: {service}, for the engine has no {images[service]} and cannot get it")
+        self._compose("up", "-d", *self._services, seconds=READY_SECONDS)
+        for service in self._services[1:]:
+            wait_for(service, lambda service=service: self._unhealthy(service), READY_SECONDS)  # type: ignore[misc]
+        require(self._compose.inspect("model")["State"]["ExitCode"] == 0, "model: did not end with status 0")
+        return f"healthy: {', '.join(self._services[1:])}"
+
+    def _unhealthy(self, service: str) -> str:
+        state = self._compose.inspect(service)["State"]
+        status = state.get("Health", {}).get("Status", "without a health check")
+        if state["Status"] != "running":
+            return f"{state['Status']} with status {state['ExitCode']}"
+        return "" if status == "healthy" else str(status)
+
+    def hardened(self) -> str:
+        for service in self._services:
+            account = self._compose.inspect(service)
+            config, host = account["Config"], account["HostConfig"]
+            require(config["User"].split(":")[0] not in ("", "0", "root"), f"{service}: runs as root")
+            require(host["ReadonlyRootfs"], f"{service}: its root file system can be written")
+            require(host["CapDrop"] == ["ALL"] and not host["CapAdd"], f"{service}: holds capabilities")
+            require(
+                any(option.startswith("no-new-privileges") for option in host["SecurityOpt"]),
+                f"{service}: may gain privileges",
+            )
+            require(host["Memory"] > 0 and host["PidsLimit"] > 0, f"{service}: has no limits")
+            bound = itertools.chain.from_iterable((host["PortBindings"] or {}).values())
+            require(all(b["HostIp"] == "127.0.0.1" for b in bound), f"{service}: published beyond 127.0.0.1")
+        return "non-root, read-only, no capabilities, limits, ports on 127.0.0.1"
+
+    def generate(self) -> str:
+        self._client.wait_ready(60.0)
+        self._calm = answer(self._client, ANSWER_TOKENS)
+        text = self._client.detokenize(self._calm).strip().splitlines()[0]
+        require("Paris" in text, f"an odd answer: {text!r}")
+        return f"generated {len(self._calm)} tokens: {text!r}"
+
+    def kill(self) -> str:
+        def kill() -> None:
+            with contextlib.suppress(EngineError):  # the command dies with its container
+                self._compose("exec", "-T", "worker", "python", "-c", KILL)
+
+        tokens = answer(self._client, ANSWER_TOKENS, once(KILL_AFTER, kill))
+        require(tokens == self._calm, "the stream over a killed worker differs from the calm one")
+        wait_for("worker", lambda: self._unhealthy("worker"), READY_SECONDS)
+        restarts = self._compose.inspect("worker")["RestartCount"]
+        require(restarts == 1, f"the worker was started again {restarts} times, not once")
+        return "the worker was killed and is back; its stream went on with the same tokens"
+
+    def metrics(self) -> str:
+        if "prometheus" not in self._services:
+            return "metrics not looked at: no Prometheus"
+        for job in ("scheduler", "worker"):
+            wait_for(job, lambda job=job: self._down(job), 60.0)  # type: ignore[misc]
+        answer(self._client, ANSWER_TOKENS)
+        queries = [query for panel in PANELS for _, query in panel.queries]
+        for query in queries:
+            wait_for("a query of the dashboard", lambda query=query: self._empty(query), 60.0)  # type: ignore[misc]
+        if "grafana" in self._services:
+            self._provisioned()
+        return f"Prometheus has both services; {len(queries)} queries of the dashboard have samples"
+
+    def _query(self, query: str) -> list[dict[str, Any]]:
+        expression = urllib.parse.quote(query.replace("$__rate_interval", "2m"))
+        found = _get(
+            f"http://127.0.0.1:{self._compose.ports['PROMETHEUS_PORT']}/api/v1/query?query={expression}"
+        )
+        return list(found["data"]["result"])
+
+    def _down(self, job: str) -> str:
+        values = [sample["value"][1] for sample in self._query(f'up{{job="{job}"}}')]
+        return "" if values == ["1"] else f"up is {values}"
+
+    def _empty(self, query: str) -> str:
+        values = [sample["value"][1] for sample in self._query(query)]
+        return "" if values and "NaN" not in values else f"{query}: {values or 'no sample'}"
+
+    def _provisioned(self) -> None:
+        base = f"http://127.0.0.1:{self._compose.ports['GRAFANA_PORT']}"
+        board = _get(f"{base}/api/dashboards/uid/octavo-kv-pool")["dashboard"]
+        require(len(board["panels"]) == len(PANELS), "Grafana's dashboard is not the repository's")
+        found = _get(f"{base}/api/datasources/proxy/uid/prometheus/api/v1/query?query=up")
+        require(found["status"] == "success", "Grafana does not reach Prometheus")
+
+    def stop(self) -> str:
+        errors: list[str] = []
+
+        def stop() -> None:
+            try:
+                self._compose("stop", "scheduler", "worker")
+            except EngineError as error:
+                errors.append(str(error))
+
+        stopping = threading.Thread(target=stop)
+        tokens = answer(self._client, ANSWER_TOKENS, once(KILL_AFTER, stopping.start))
+        stopping.join()
+        require(not errors, "; ".join(errors))
+        require(tokens == self._calm, "the stream over a stop differs from the calm one")
+        for service in ("scheduler", "worker"):
+            status = self._compose.inspect(service)["State"]["ExitCode"]
+            require(status == 0, f"{service}: ended with status {status} when it was stopped")
+        return "stopped during a stream: it was finished first, both ended with status 0"
+
+
+def _get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return json.load(reply)
+
+
+def _interrupt(_signum: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _keep_logs(compose: Compose) -> str:
+    file = ROOT / "build" / "compose-test.log"
+    file.parent.mkdir(exist_ok=True)
+    try:
+        file.write_text(compose("logs", "--no-color", "--tail", "500"), encoding="utf-8")
+    except EngineError as error:
+        return f"no logs: {error}"
+    return f"logs: {file.relative_to(ROOT)}"
+
+
+def main() -> int:
+    """0: all of it holds; 1: one line on stderr says what does not."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.compose_test", description=__doc__)
+    parser.add_argument("--no-build", action="store_true", help="take the images as they are")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        compose = Compose()
+    except EngineError as error:
+        sys.stderr.write(f"compose-test: FAILED: {error}\n")
+        return 1
+    try:
+        Story(compose).run(build=not options.no_build)
+    except (Failed, EngineError, OctavoError, OSError, KeyboardInterrupt) as error:
+        reason = str(error) or type(error).__name__
+        sys.stderr.write(f"compose-test: FAILED: {reason} ({_keep_logs(compose)})\n")
+        return 1
+    finally:
+        compose("down", "--volumes", "--remove-orphans")
+    say("passed")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (EngineError, subprocess.SubprocessError) as failure:
+        sys.exit(f"compose-test: FAILED to clean up: {failure}")

@@ -1,0 +1,126 @@
+"""The containers as they are described: confined services, pinned images, a dashboard of real metrics."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy import dashboard
+from deploy.requirements import requirements
+from gpu_worker.metrics import WorkerMetrics
+from scheduler_svc.core.stats import Counters, PoolStats
+from scheduler_svc.families import families
+from scheduler_svc.metrics import ShellMetrics
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+QUERIES = [query for panel in dashboard.PANELS for _, query in panel.queries]
+
+
+def exported() -> set[str]:
+    """Names of every sample that the two services export, those of histograms too."""
+    scheduler = families(PoolStats(counters=Counters()), None, False, ShellMetrics())
+    names = {sample.name for metric in scheduler for sample in metric.samples}
+    worker = WorkerMetrics().registry.collect()
+    return names | {sample.name for metric in worker for sample in metric.samples}
+
+
+def test_the_dashboards_file_is_what_the_code_writes() -> None:
+    assert dashboard.FILE.read_text() == dashboard.text()
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_query_asks_for_metrics_that_exist(query: str) -> None:
+    asked = set(re.findall(r"octavo_\w+", query))
+    assert asked
+    assert asked <= exported()
+
+
+def test_panels_do_not_overlap_and_are_explained() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard.dashboard()["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken
+        assert place["x"] + place["w"] <= dashboard.COLUMNS
+        taken |= cells
+        assert panel["title"]
+        assert "octavo_" in panel["description"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+
+
+def test_the_dashboard_names_the_provisioned_source() -> None:
+    provisioning = ROOT / "deploy/grafana/provisioning"
+    source = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"][0]
+    assert source["uid"] == dashboard.SOURCE["uid"]
+    folder = yaml.safe_load((provisioning / "dashboards/octavo.yml").read_text())["providers"][0]
+    assert f"./deploy/grafana/dashboards:{folder['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
+    assert json.loads(dashboard.FILE.read_text())["uid"] == "octavo-kv-pool"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_is_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+    assert service["pids_limit"]
+    assert not service.get("privileged")
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert re.fullmatch(r"[\w/-]+:v?\d+\.\d+\.\d+(-cpu|-gpu)?", service["image"])
+
+
+@pytest.mark.parametrize("name", ["worker", "worker-gpu"])
+def test_only_the_inner_network_reaches_a_worker(name: str) -> None:
+    assert list(SERVICES[name]["networks"]) == ["inside"]
+    assert "ports" not in SERVICES[name]
+    assert COMPOSE["networks"]["inside"]["internal"]
+
+
+@pytest.mark.parametrize("name", ["scheduler", "scheduler-gpu"])
+def test_the_stop_grace_period_covers_the_drain(name: str) -> None:
+    flags = [flag for flag in SERVICES[name]["command"] if flag.startswith("--drain-seconds=")]
+    drain = float(flags[0].partition("=")[2])
+    assert float(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= drain + 5
+    worker = name.replace("scheduler", "worker")
+    assert worker in SERVICES[name]["depends_on"]  # so that it is stopped after the scheduler
+
+
+@pytest.mark.parametrize("name", ["scheduler", "worker"])
+def test_an_image_is_pinned_and_not_roots(name: str) -> None:
+    lines = (ROOT / f"deploy/{name}.Dockerfile").read_text().splitlines()
+    base = next(line for line in lines if line.startswith("ARG PYTHON_IMAGE="))
+    assert re.fullmatch(r"ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+", base)
+    assert "USER 10001:10001" in lines
+    assert any(line.startswith("HEALTHCHECK") for line in lines)
+
+
+def test_torch_and_the_version_are_those_of_the_project() -> None:
+    makefile = re.search(r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert makefile
+    assert f"ARG TORCH={makefile[1]}" in (ROOT / "deploy/worker.Dockerfile").read_text().splitlines()
+    assert COMPOSE["x-build-cpu"]["args"]["TORCH"] == f"${{TORCH-{makefile[1]}}}"
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    tags = [service["image"] for service in SERVICES.values() if service["image"].startswith("octavo-")]
+    assert {tag.split(":")[1].split("-")[0] for tag in tags} == {version}
+
+
+def test_requirements_come_from_the_project() -> None:
+    project = ROOT / "pyproject.toml"
+    scheduler = requirements(project, "scheduler", [])
+    assert any(line.startswith("tokenizers") for line in scheduler)
+    assert not any(line.startswith("torch") for line in scheduler)
+    worker = requirements(project, "worker", ["triton", "transformers"])
+    assert not any(line.startswith(("triton", "transformers")) for line in worker)
+    with pytest.raises(KeyError, match="no-such"):
+        requirements(project, "worker", ["no-such"])
