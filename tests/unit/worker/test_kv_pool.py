@@ -127,3 +127,12 @@ def test_threads_leave_a_core_of_those_this_process_may_use(tmp_path: Path) -> N
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     assert usable_cores(tmp_path) == 1
     assert default_threads(tmp_path) == 1
+
+
+def test_graphs_come_off_the_pool() -> None:
+    reading = MemoryReading(total=80 * GIB, free=78 * GIB)
+    plain = size_pool(reading, REQUEST)
+    less = size_pool(reading, replace(REQUEST, graph_bytes=GIB))
+    assert less.graph_bytes == GIB
+    lost = plain.pool_bytes + plain.slack_bytes - less.pool_bytes - less.slack_bytes
+    assert lost == GIB
