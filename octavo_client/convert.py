@@ -113,7 +113,7 @@ def from_event(message: pb.GenerateResponse | pb.BatchEvent) -> types.Event:
 def from_batch_event(message: pb.BatchEvent) -> types.BatchEvent:
     if message.WhichOneof("event") == "error":
         error = message.error
-        return types.RequestFailed(from_code(error.code, error.message, error.reason))
+        return types.RequestFailed(from_code(error.code, error.message, error.reason, error.field))
     return from_event(message)
 
 

@@ -90,13 +90,13 @@ _NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
-def from_code(number: int, message: str, reason: str = "") -> OctavoError:
-    """The error of a google.rpc.Code with its message and reason."""
+def from_code(number: int, message: str, reason: str = "", field: str = "") -> OctavoError:
+    """The error of a google.rpc.Code with its message, its reason and the request's field that was wrong."""
     leaf = _BY_NUMBER.get(number)
     if leaf is None:
         name = _NAMES.get(number, str(number))
-        return CallFailed(f"{name}: {_one_line(message)}", reason=reason or None)
-    return leaf(_one_line(message), reason=reason or None)
+        return CallFailed(f"{name}: {_one_line(message)}", reason=reason or None, field=field)
+    return leaf(_one_line(message), reason=reason or None, field=field)
 
 
 def from_call(error: grpc.RpcError, target: str = "") -> OctavoError:

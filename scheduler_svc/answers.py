@@ -42,7 +42,7 @@ def error_event(request_id: str, error: OctavoError) -> inference_pb2.BatchEvent
     return inference_pb2.BatchEvent(
         request_id=request_id,
         error=inference_pb2.RequestError(
-            code=error.status.value[0], reason=error.reason, message=error.message
+            code=error.status.value[0], reason=error.reason, message=error.message, field=error.field
         ),
     )
 

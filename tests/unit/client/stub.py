@@ -159,7 +159,9 @@ def batch_events(request: pb.GenerateRequest) -> list[pb.BatchEvent]:
     words, name = words_of(request), request.request_id
     if words[0] in REFUSALS:
         error = REFUSALS[words[0]]
-        said = pb.RequestError(code=error.status.value[0], reason=error.reason, message=error.message)
+        said = pb.RequestError(
+            code=error.status.value[0], reason=error.reason, message=error.message, field=error.field
+        )
         return [pb.BatchEvent(request_id=name, error=said)]
     deltas = [
         pb.BatchEvent(request_id=name, delta=pb.Delta(text=word + " ", token_ids=[1])) for word in words

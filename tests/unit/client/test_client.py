@@ -144,9 +144,10 @@ def test_a_batch_gives_every_event_with_its_request(client: Client) -> None:
 
 def test_a_refused_request_of_a_batch_fails_alone(client: Client) -> None:
     unfit = Request(prompt="x", options=GenerateOptions(top_k=-1), request_id="unfit")
-    events = list(client.batch([*requests("full", "fine"), unfit]))
+    events = list(client.batch([*requests("full", "fine", "long"), unfit]))
     failed = {name: event.error for name, event in events if isinstance(event, RequestFailed)}
-    assert sorted(failed) == ["r0", "unfit"]
+    assert sorted(failed) == ["r0", "r2", "unfit"]
+    assert failed["r2"].field == "max_tokens"
     assert isinstance(failed["r0"], e.ResourceExhausted)
     assert failed["r0"].reason == "QUEUE_FULL"
     assert failed["unfit"].message.startswith("top_k: -1")
