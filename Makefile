@@ -27,7 +27,7 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long check fix protos bench-core bench-gpu test-gpu compose-test doctor clean distclean setup model
+.PHONY: help demo serve test test-long check fix protos bench-core bench-cpu bench-gpu test-gpu compose-test sanitize doctor clean distclean setup model
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,12 @@ bench-gpu: $(RUNTIME) ## serving speed on a CUDA device beside its floors; GPU_M
 
 test-gpu: $(DEV) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests/gpu $(TEST_ARGS)
+
+bench-cpu: $(DEV) $(MODEL_READY) ## Octavo on this CPU beside transformers: a table, then one JSON object
+	@$(BIN)/python -m benchmarks.bench_cpu --model $(MODEL) $(BENCH_ARGS)
+
+sanitize: ## the CPU kernels on drawn shapes under the address, undefined and thread sanitizers
+	@tools/sanitize/run.sh
 
 doctor: $(RUNTIME) ## versions, device, kernels, ports, environment
 	@$(BIN)/octavo doctor

@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,6 @@ from rich.table import Table
 from benchmarks.peers_cpu import Octavo, Peer, Transformers, TransformersContinuous
 
 _EVERY_CASE = ("octavo", "transformers", "continuous")
-Results = dict[tuple[str, str], list[float]]
 
 
 def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
@@ -33,13 +33,24 @@ def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
     return np.random.default_rng(seed).integers(1000, 40000, (count, length)).tolist()  # type: ignore[no-any-return]
 
 
-def measure(peer: Peer, streams: int, prompt: int, output: int, seed: int) -> float:
-    """Output tokens per second, prefill counted; with output 1: prompt tokens per second."""
+class Speed(NamedTuple):
+    """Output tokens (prompt tokens where one token is asked for) per second and per second of CPU time."""
+
+    second: float
+    cpu_second: float
+
+
+Results = dict[tuple[str, str], list[Speed]]
+
+
+def measure(peer: Peer, streams: int, prompt: int, output: int, seed: int) -> Speed:
+    """The speed of one call for all streams, prefill counted."""
     prompts = prompts_of(streams, prompt, seed)
-    started = time.perf_counter()
+    started, used = time.perf_counter(), peer.cpu_seconds()
     peer.generate(prompts, output)
-    seconds = time.perf_counter() - started
-    return streams * (prompt if output == 1 else output) / seconds
+    seconds, cpu_seconds = time.perf_counter() - started, peer.cpu_seconds() - used
+    tokens = streams * (prompt if output == 1 else output)
+    return Speed(tokens / seconds, tokens / cpu_seconds)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> Results:
@@ -69,7 +80,7 @@ def rounds(peers: dict[str, Peer], arguments: argparse.Namespace, console: Conso
     cases |= {"c32": (32, 128, arguments.output), "prefill": (1, 1024, 1)}
     results: Results = defaultdict(list)
     for peer in peers.values():
-        peer.choose_threads(lambda peer=peer: measure(peer, 1, 64, 8, seed=0))  # type: ignore[misc]
+        peer.choose_threads(lambda peer=peer: measure(peer, 1, 64, 8, seed=0).second)  # type: ignore[misc]
     for number in range(1, arguments.rounds + 1):
         for case, (streams, prompt, output) in cases.items():
             for name, peer in peers.items():
@@ -86,26 +97,23 @@ def report(results: Results, arguments: argparse.Namespace, console: Console) ->
     """A table of medians; returns what the last line holds. A ratio is the median of the rounds' ratios."""
     names = list(dict.fromkeys(name for name, _ in results))
     cases = list(dict.fromkeys(case for _, case in results))
+    medians = {key: statistics.median(speed.second for speed in speeds) for key, speeds in results.items()}
     table = Table(title=f"tok/s, {platform.processor() or platform.machine()}, {arguments.rounds} rounds")
     for title in ("", *cases):
         table.add_column(title)
     for name in names:
-        cells = [
-            f"{statistics.median(results[name, c]):,.1f}" if (name, c) in results else "-" for c in cases
-        ]
-        table.add_row(name, *cells)
+        table.add_row(name, *(f"{medians[name, c]:,.1f}" if (name, c) in medians else "-" for c in cases))
     console.print(table)
-    line = {
-        f"{case}_tok_s" if name == "octavo" else f"{name.removeprefix('octavo_')}_{case}_tok_s": round(
-            statistics.median(values), 1
-        )
-        for (name, case), values in results.items()
-    }
+    line = {}
+    for (name, case), median in medians.items():
+        prefix = "" if name == "octavo" else f"{name.removeprefix('octavo_')}_"
+        line[f"{prefix}{case}_tok_s"] = round(median, 1)
     for case in cases:
-        pairs = zip(results["octavo", case], results["transformers", case], strict=True)
-        line[f"ratio_{case}_transformers"] = round(
-            statistics.median(ours / theirs for ours, theirs in pairs), 2
-        )
+        pairs = list(zip(results["octavo", case], results["transformers", case], strict=True))
+        ratio = statistics.median(ours.second / theirs.second for ours, theirs in pairs)
+        line[f"ratio_{case}_transformers"] = round(ratio, 2)
+        ratio = statistics.median(ours.cpu_second / theirs.cpu_second for ours, theirs in pairs)
+        line[f"cpu_ratio_{case}_transformers"] = round(ratio, 2)
     return line
 
 

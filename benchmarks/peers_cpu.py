@@ -10,10 +10,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from gpu_worker.models import loader
@@ -33,6 +35,9 @@ class Peer(Protocol):
 
     def generate(self, prompts: list[list[int]], tokens: int) -> None:
         """Continues all prompts together by that many tokens each."""
+
+    def cpu_seconds(self) -> float:
+        """CPU time used so far, by all its processes: what a shared machine cannot distort much."""
 
     def close(self) -> None: ...
 
@@ -84,6 +89,10 @@ class Octavo:
         finished = [event for _, event in self._client.batch(requests) if isinstance(event, Finished)]
         counts = [event.usage.completion_tokens for event in finished]
         assert counts == [tokens] * len(prompts), counts
+
+    def cpu_seconds(self) -> float:
+        times = [psutil.Process(child.pid).cpu_times() for child in self._children]
+        return float(sum(each.user + each.system for each in times))
 
     def close(self) -> None:
         self._client.close()
@@ -144,6 +153,9 @@ class Transformers:
                 pad_token_id=0,
             )
         assert tuple(out.shape) == (len(prompts), len(prompts[0]) + tokens)
+
+    def cpu_seconds(self) -> float:
+        return time.process_time()
 
     def close(self) -> None:
         """Nothing runs beside this process."""
