@@ -88,7 +88,9 @@ def rounds(peers: dict[str, Peer], arguments: argparse.Namespace, console: Conso
                     speed = measure(peer, streams, prompt, output, number)
                     results[name, case].append(speed)
                     console.print(
-                        f"round {number} {case:8s} {peer.name}: {speed:,.1f} tok/s", highlight=False
+                        f"round {number} {case:8s} {peer.name}: {speed.second:,.1f} tok/s, "
+                        f"{speed.cpu_second:,.1f} a CPU second",
+                        highlight=False,
                     )
     return results
 
