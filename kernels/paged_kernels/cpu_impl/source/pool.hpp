@@ -41,7 +41,8 @@ class Pool {
         }
         work();
         open_.store(false);
-        while (inside_.load() > 0) relax();
+        for (int spin = 0; inside_.load() > 0; spin++)  // a helper holds a task: let it have this core if it has none
+            spin < SPINS ? relax() : std::this_thread::yield();
         busy_.unlock();
     }
 
