@@ -71,8 +71,10 @@ class Decoder:
             gate_up=self._empty(2 * c.intermediate_size, c.hidden_size),
             down=self._empty(c.hidden_size, c.intermediate_size),
         )
-        if c.attention_bias:
-            layer.qkv_bias, layer.out_bias = self._empty(qkv_size), self._empty(c.hidden_size)
+        if c.qkv_bias:
+            layer.qkv_bias = self._empty(qkv_size)
+        if c.out_bias:
+            layer.out_bias = self._empty(c.hidden_size)
         if c.mlp_bias:
             layer.gate_up_bias = self._empty(2 * c.intermediate_size)
             layer.down_bias = self._empty(c.hidden_size)

@@ -24,10 +24,13 @@ class Architecture:
 
     qk_norm: bool
     default_head_dim: int | None
+    qkv_bias: bool = False
 
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(qk_norm=False, default_head_dim=None),
+    "MistralForCausalLM": Architecture(qk_norm=False, default_head_dim=None),
+    "Qwen2ForCausalLM": Architecture(qk_norm=False, default_head_dim=None, qkv_bias=True),
     "Qwen3ForCausalLM": Architecture(qk_norm=True, default_head_dim=128),
 }
 
@@ -49,7 +52,8 @@ class ModelConfig:
     norm_eps: float
     tie_embeddings: bool
     qk_norm: bool
-    attention_bias: bool
+    qkv_bias: bool
+    out_bias: bool
     mlp_bias: bool
     rope: RopeConfig
     eos_token_ids: tuple[int, ...]
@@ -103,7 +107,8 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         qk_norm=family.qk_norm,
-        attention_bias=bool(config.get("attention_bias", False)),
+        qkv_bias=family.qkv_bias or bool(config.get("attention_bias", False)),
+        out_bias=not family.qkv_bias and bool(config.get("attention_bias", False)),
         mlp_bias=bool(config.get("mlp_bias", False)),
         rope=rope_module.parse(config, head_dim),
         eos_token_ids=_eos_ids(config, generation or {}),
@@ -129,6 +134,11 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         raise ModelError(f"hidden_act: {config['hidden_act']!r} is not supported, only 'silu'")
     if config.get("use_sliding_window"):
         raise ModelError("use_sliding_window: a sliding window is not supported")
+    window = config.get("sliding_window")
+    if window and config.get("use_sliding_window", True) and window < _positions(config):
+        raise ModelError(
+            f"sliding_window: {window} tokens are fewer than the model's positions, not supported"
+        )
     layer_types = set(config.get("layer_types") or ()) - {"full_attention"}
     if layer_types:
         raise ModelError(f"layer_types: {sorted(layer_types)} are not supported, only 'full_attention'")
@@ -136,6 +146,10 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         raise ModelError("quantization_config: quantised safetensors are not supported")
     if (config.get("pretraining_tp") or 1) != 1:
         raise ModelError(f"pretraining_tp: {config['pretraining_tp']} is not supported, only 1")
+
+
+def _positions(config: Mapping[str, Any]) -> int:
+    return int(config.get("max_position_embeddings") or 2048)
 
 
 def _positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
