@@ -130,7 +130,8 @@ def device_and_kernels() -> Iterator[Finding]:
         free, total = (value / 2**30 for value in said["memory"])
         yield Finding(Level.OK, "device memory", f"{free:.1f} GiB free of {total:.1f} GiB")
     for operation, backend, why in said["choices"]:
-        yield Finding(Level.OK, operation, f"{backend}: {why}")
+        level = Level.WARN if why.startswith("fallback") else Level.OK
+        yield Finding(level, operation, f"{backend}: {why}")
 
 
 def environment() -> Iterator[Finding]:
