@@ -44,7 +44,7 @@ test: $(DEV) $(DEMO_MODEL)/model.gguf ## set up and run the tests
 	$(PYTEST) -m "not long and not gpu" $(TEST_ARGS)
 
 test-long: $(DEV) $(DEMO_MODEL)/model.gguf ## all settings, 10 times the operations; takes long
-	$(PYTEST) -m "not gpu" --timeout 3600 $(TEST_ARGS)
+	$(PYTEST) -m "not gpu" --timeout 3600 --hypothesis-profile drawn $(TEST_ARGS)
 
 check: $(DEV) ## lint, format, types, import contracts, schemas
 	$(BIN)/ruff check .

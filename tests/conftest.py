@@ -1,8 +1,14 @@
 """What all tests share: the fixtures that start services and write tiny models, and the options of pytest."""
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tests.e2e.plugin"]
+
+# `make test` draws the same examples everywhere, so that a run can be repeated; `make test-long` new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("drawn", derandomize=False, print_blob=True)
+settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
