@@ -19,8 +19,10 @@ from octavo_client.types import (
     FinishReason,
     GenerateOptions,
     ModelInfo,
+    PositionLogprobs,
     Request,
     RequestFailed,
+    TokenLogprob,
     Usage,
 )
 from octavo_client.views import PoolMap, PoolStats, RequestView, SequenceBlock, SequenceBlocks
@@ -42,10 +44,12 @@ __all__ = [
     "OctavoError",
     "PoolMap",
     "PoolStats",
+    "PositionLogprobs",
     "Request",
     "RequestFailed",
     "RequestView",
     "SequenceBlock",
     "SequenceBlocks",
+    "TokenLogprob",
     "Usage",
 ]

@@ -6,7 +6,7 @@ by name before anything is sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,10 +100,16 @@ def from_event(message: pb.GenerateResponse | pb.BatchEvent) -> types.Event:
     match message.WhichOneof("event"):
         case "accepted":
             accepted = message.accepted
-            return types.Accepted(accepted.request_id, accepted.prompt_tokens, accepted.cached_prompt_tokens)
+            return types.Accepted(
+                accepted.request_id,
+                accepted.prompt_tokens,
+                accepted.cached_prompt_tokens,
+                _from_logprobs(accepted.prompt_logprobs),
+            )
         case "delta":
             delta = message.delta
-            return types.Delta(delta.index, delta.text, tuple(delta.token_ids))
+            logprobs = _from_logprobs(delta.logprobs)
+            return types.Delta(delta.index, delta.text, tuple(delta.token_ids), logprobs)
         case "finished":
             return from_finished(message.finished)
         case other:
@@ -131,12 +137,15 @@ def from_finished(message: pb.Finished) -> types.Finished:
 
 def from_completion(message: pb.GenerateOnceResponse) -> types.Completion:
     choices = tuple(
-        types.Choice(c.index, c.text, tuple(c.token_ids), from_finished(c.finished))
+        types.Choice(
+            c.index, c.text, tuple(c.token_ids), from_finished(c.finished), _from_logprobs(c.logprobs)
+        )
         for c in message.completions
     )
     if not choices:
         raise Internal("the server answered with no completion")
-    return types.Completion(message.request_id, choices, _from_usage(message.usage))
+    prompt_logprobs = _from_logprobs(message.prompt_logprobs)
+    return types.Completion(message.request_id, choices, _from_usage(message.usage), prompt_logprobs)
 
 
 def from_model_info(message: pb.GetModelInfoResponse) -> types.ModelInfo:
@@ -201,8 +210,26 @@ def to_detokenize(token_ids: Sequence[int], skip_special_tokens: bool | None) ->
 
 def _from_usage(usage: pb.Usage) -> types.Usage:
     return types.Usage(
-        usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens, usage.preemptions
+        usage.prompt_tokens,
+        usage.cached_prompt_tokens,
+        usage.completion_tokens,
+        usage.preemptions,
+        usage.shared_blocks_saved,
     )
+
+
+def _from_logprobs(positions: Iterable[pb.PositionLogprobs]) -> tuple[types.PositionLogprobs, ...]:
+    return tuple(
+        types.PositionLogprobs(
+            _from_logprob(position.sampled) if position.HasField("sampled") else None,
+            tuple(_from_logprob(token) for token in position.top),
+        )
+        for position in positions
+    )
+
+
+def _from_logprob(token: pb.TokenLogprob) -> types.TokenLogprob:
+    return types.TokenLogprob(token.token_id, token.logprob, token.token)
 
 
 def _from_summary(r: kv.RequestSummary) -> views.RequestView:

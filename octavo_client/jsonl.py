@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo_client.errors import InvalidArgument, OctavoError
-from octavo_client.types import Delta, Finished, GenerateOptions, Request
+from octavo_client.types import (
+    Delta,
+    Finished,
+    GenerateOptions,
+    PositionLogprobs,
+    Request,
+    TokenLogprob,
+)
 
 _OPTIONS = frozenset(GenerateOptions.__dataclass_fields__)
 _PROMPTS = ("prompt", "messages", "token_ids")
@@ -74,10 +81,13 @@ class Answer:
         self.line = line
         self._texts: dict[int, list[str]] = {}
         self._token_ids: dict[int, list[int]] = {}
+        self._logprobs: dict[int, list[dict[str, object]]] = {}
 
     def add(self, delta: Delta) -> None:
         self._texts.setdefault(delta.index, []).append(delta.text)
         self._token_ids.setdefault(delta.index, []).extend(delta.token_ids)
+        if delta.logprobs:
+            self._logprobs.setdefault(delta.index, []).extend(map(_position, delta.logprobs))
 
     def finished(self, request_id: str, event: Finished, with_token_ids: bool) -> dict[str, object]:
         """The output object of the sequence that ended."""
@@ -91,6 +101,8 @@ class Answer:
         }
         if with_token_ids:
             out["token_ids"] = self._token_ids.get(event.index, [])
+        if event.index in self._logprobs:
+            out["logprobs"] = self._logprobs[event.index]
         if event.stop is not None:
             out["stop"] = event.stop
         if event.stop_token_id is not None:
@@ -98,6 +110,18 @@ class Answer:
         if event.error_reason:
             out["error_reason"] = event.error_reason
         return out
+
+
+def _position(logprobs: PositionLogprobs) -> dict[str, object]:
+    """Of one position; the bytes of a token as text, U+FFFD where they are a part of a character."""
+    tokens = [logprobs.sampled, *logprobs.top]
+    sampled, *top = (_token(token) if token is not None else None for token in tokens)
+    return {"sampled": sampled, "top": top}
+
+
+def _token(token: TokenLogprob) -> dict[str, object]:
+    text = token.token.decode(errors="replace")
+    return {"token_id": token.token_id, "token": text, "logprob": token.logprob}
 
 
 def failure(line: int, request_id: str, error: OctavoError) -> dict[str, object]:

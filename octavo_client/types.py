@@ -125,12 +125,36 @@ class Request:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one sequence."""
+    """Token counts of one sequence, or in a Completion of all: there the prompt counts once.
+
+    shared_blocks_saved: KV blocks that a sequence shared with another of its request.
+    """
 
     prompt_tokens: int
     cached_prompt_tokens: int
     completion_tokens: int
     preemptions: int
+    shared_blocks_saved: int = 0
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A natural logarithm, -9999.0 for minus infinity. token: the bytes that the id stands for."""
+
+    token_id: int
+    logprob: float
+    token: bytes = b""
+
+
+@dataclass(frozen=True)
+class PositionLogprobs:
+    """Of one position: the token that was sampled, or stands in the prompt, and the likeliest ones.
+
+    sampled is None for the first token of a prompt.
+    """
+
+    sampled: TokenLogprob | None
+    top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,15 +164,17 @@ class Accepted:
     request_id: str
     prompt_tokens: int
     cached_prompt_tokens: int
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
 class Delta:
-    """New output of sequence `index`."""
+    """New output of sequence `index`. logprobs, where asked for: one a token id."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,6 +208,7 @@ class Choice:
     text: str
     token_ids: tuple[int, ...]
     finished: Finished
+    logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -191,6 +218,7 @@ class Completion:
     request_id: str
     choices: tuple[Choice, ...]
     usage: Usage
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
     @property
     def text(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 import threading
@@ -46,6 +47,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency", type=int, default=256, metavar="N", help="requests in flight (%(default)s)"
     )
+    parser.add_argument("--n", type=int, metavar="N", help="sequences of each prompt (1)")
+    parser.add_argument(
+        "--logprobs", type=int, metavar="K", help="add the tokens' log-probabilities and the K likeliest"
+    )
     parser.add_argument("--token-ids", action="store_true", help="add the token ids to each answer")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar on stderr")
     add_sampling(parser)
@@ -68,7 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.output != "-":
             output = stack.enter_context(open(arguments.output, "w", encoding="utf-8"))
         client = stack.enter_context(Client(arguments.server))
-        job = Job(sampling_options(arguments), output, arguments.token_ids, total, not arguments.no_progress)
+        defaults = dataclasses.replace(
+            sampling_options(arguments), n=arguments.n, logprobs=arguments.logprobs
+        )
+        job = Job(defaults, output, arguments.token_ids, total, not arguments.no_progress)
         stack.enter_context(job.progress)
         job.run(client, lines, arguments.concurrency)
     return 1 if job.failed else 0

@@ -75,9 +75,36 @@ def words_of(request: pb.GenerateRequest) -> list[str]:
             return [str(token) for token in request.token_ids.ids]
 
 
-def finished(request: pb.GenerateRequest, words: list[str]) -> pb.Finished:
-    usage = pb.Usage(prompt_tokens=len(words), completion_tokens=len(words), cached_prompt_tokens=1)
-    return pb.Finished(reason=pb.FINISH_REASON_STOP, stop="END", usage=usage)
+def finished(request: pb.GenerateRequest, words: list[str], index: int = 0) -> pb.Finished:
+    usage = pb.Usage(
+        prompt_tokens=len(words),
+        completion_tokens=len(words),
+        cached_prompt_tokens=1,
+        shared_blocks_saved=3 if index else 0,
+    )
+    return pb.Finished(index=index, reason=pb.FINISH_REASON_STOP, stop="END", usage=usage)
+
+
+def position_logprobs(request: pb.GenerateRequest, token_id: int) -> list[pb.PositionLogprobs]:
+    """The token at -1, and as many others as were asked for; the last of them at minus infinity."""
+    if not request.output.HasField("logprobs"):
+        return []
+    top = [
+        pb.TokenLogprob(token_id=100 + rank, logprob=-2 - rank, token=b"\xc3")
+        for rank in range(request.output.logprobs)
+    ]
+    sampled = pb.TokenLogprob(token_id=token_id, logprob=-1, token=b"w")
+    return [pb.PositionLogprobs(sampled=sampled, top=top)]
+
+
+def prompt_logprobs(request: pb.GenerateRequest, length: int) -> list[pb.PositionLogprobs]:
+    if not request.output.HasField("prompt_logprobs"):
+        return []
+    rest = [
+        pb.PositionLogprobs(sampled=pb.TokenLogprob(token_id=place, logprob=-9999))
+        for place in range(1, length)
+    ]
+    return [pb.PositionLogprobs(), *rest]
 
 
 class Inference(inference_pb2_grpc.InferenceServiceServicer):
@@ -91,7 +118,11 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         words = words_of(request)
         if words[0] in REFUSALS:
             refuse(context, REFUSALS[words[0]])
-        accepted = pb.Accepted(request_id=request.request_id or "drawn", prompt_tokens=len(words))
+        accepted = pb.Accepted(
+            request_id=request.request_id or "drawn",
+            prompt_tokens=len(words),
+            prompt_logprobs=prompt_logprobs(request, len(words)),
+        )
         if words[0] == "endless":
             context.add_callback(self._stub.cancelled.set)  # before the client can leave
         yield pb.GenerateResponse(accepted=accepted)
@@ -100,11 +131,15 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
                 yield pb.GenerateResponse(delta=pb.Delta(text="more ", token_ids=[1]))
                 self._stub.cancelled.wait(0.01)
             return
-        for number, word in enumerate(words):
-            yield pb.GenerateResponse(delta=pb.Delta(text=word + " ", token_ids=[number]))
+        for index in range(max(1, request.n)):
+            for number, word in enumerate(words):
+                logprobs = position_logprobs(request, number)
+                delta = pb.Delta(index=index, text=word + " ", token_ids=[number], logprobs=logprobs)
+                yield pb.GenerateResponse(delta=delta)
         if words[-1] == "break":
             context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-        yield pb.GenerateResponse(finished=finished(request, words))
+        for index in range(max(1, request.n)):
+            yield pb.GenerateResponse(finished=finished(request, words, index))
 
     def GenerateOnce(  # noqa: N802
         self, request: pb.GenerateOnceRequest, context: grpc.ServicerContext
@@ -114,8 +149,16 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         if words[0] in REFUSALS:
             refuse(context, REFUSALS[words[0]])
         end = finished(request.request, words)
-        choice = pb.Completion(text=" ".join(words), token_ids=range(len(words)), finished=end)
-        return pb.GenerateOnceResponse(request_id="drawn", completions=[choice], usage=end.usage)
+        logprobs = [one for number in range(len(words)) for one in position_logprobs(request.request, number)]
+        choice = pb.Completion(
+            text=" ".join(words), token_ids=range(len(words)), finished=end, logprobs=logprobs
+        )
+        return pb.GenerateOnceResponse(
+            request_id="drawn",
+            completions=[choice],
+            usage=end.usage,
+            prompt_logprobs=prompt_logprobs(request.request, len(words)),
+        )
 
     def GenerateBatch(  # noqa: N802
         self, requests: Iterator[pb.GenerateBatchRequest], context: grpc.ServicerContext
