@@ -4,10 +4,13 @@ Owns the checks of shapes, dtypes, devices and host-side bounds, and the errors 
 implementation. Invariant: a validator reads only what the host already knows, so it never waits for a device.
 """
 
+import math
+
 from torch import Tensor, bfloat16, dtype, float16, float32, float64, int32, int64
 
 MAX_BLOCK_SIZE = 4096
 MAX_HEAD_DIM = 256
+MAX_WINDOW = 2**31 - 1
 FLOAT_DTYPES: tuple[dtype, ...] = (float64, float32, bfloat16, float16)
 INDEX_DTYPES: tuple[dtype, ...] = (int32, int64)
 
@@ -134,11 +137,17 @@ def check_paged_attention(
     max_query_len: int,
     max_context_len: int,
     out: Tensor | None,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> None:
     """Check the arguments of paged_attention (see torch_impl.paged_attention for their meaning).
 
-    Raises ShapeError, DtypeError, DeviceError or LayoutError.
+    Raises ShapeError, DtypeError, DeviceError or LayoutError; ArgumentError for window and softcap.
     """
+    if not 0 <= window <= MAX_WINDOW:
+        raise ArgumentError(f"window: {window}, expected 0 (none) to {MAX_WINDOW} tokens")
+    if not 0 <= softcap < math.inf:
+        raise ArgumentError(f"softcap: {softcap}, expected 0 (none) or a positive finite number")
     block_size, kv_heads, head_dim = _need_pool(k_pool, v_pool)
     _need_dims("query", query, 3, "[tokens, query_heads, head_dim]")
     query_heads = query.shape[1]

@@ -20,13 +20,16 @@ TOLERANCE = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 1.5e-3, t
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one batch; rows holds (query_len, context_len) of each row, in tokens."""
+    """Sizes of one batch; rows holds (query_len, context_len) of each row, in tokens. window and softcap as
+    paged_attention takes them."""
 
     block_size: int
     kv_heads: int
     group: int
     head_dim: int
     rows: tuple[tuple[int, int], ...]
+    window: int = 0
+    softcap: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class Batch:
             *(self.query, self.k_pool, self.v_pool, self.block_tables, self.cu_query_lens, self.context_lens),
             *(self.scale, max(queries), max(contexts)),
         )
+
+    @property
+    def attention_options(self) -> dict[str, Any]:
+        """The arguments of paged_attention behind out."""
+        return {"window": self.shape.window, "softcap": self.shape.softcap}
 
     @property
     def store_args(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -116,7 +124,7 @@ def make_batch(shape: Shape, dtype: torch.dtype, device: str, seed: int, beyond:
 
 
 def naive_attention(batch: Batch) -> Tensor:
-    """softmax(scale * q k) v, token by token and head by head, from the rows' own K and V.
+    """softmax(cap(scale * q k)) v, token by token and head by head, from the rows' own K and V.
 
     Returns float64 [T, Hq, D] on the CPU.
     """
@@ -124,16 +132,22 @@ def naive_attention(batch: Batch) -> Tensor:
     out, token = torch.zeros_like(query), 0
     for (queries, context), keys, values in zip(shape.rows, batch.row_keys, batch.row_values, strict=True):
         for seen in range(context - queries + 1, context + 1):
+            oldest = max(0, seen - shape.window) if shape.window else 0
             for head in range(shape.kv_heads * shape.group):
-                key = keys[:seen, head // shape.group].double()
-                weights = torch.softmax(batch.scale * (key @ query[token, head]), 0)
-                out[token, head] = weights @ values[:seen, head // shape.group].double()
+                key = keys[oldest:seen, head // shape.group].double()
+                scores = batch.scale * (key @ query[token, head])
+                if shape.softcap:
+                    scores = shape.softcap * torch.tanh(scores / shape.softcap)
+                weights = torch.softmax(scores, 0)
+                out[token, head] = weights @ values[oldest:seen, head // shape.group].double()
             token += 1
     return out
 
 
 def draw_shape(rng: random.Random, block_size: int, head_dim: int, max_context: int, max_rows: int) -> Shape:
-    """Rows of mixed lengths (decodes, whole prompts, chunks, empty rows), biased to block boundaries."""
+    """Rows of mixed lengths (decodes, whole prompts, chunks, empty rows), biased to block boundaries; one
+    batch in three has a window, one in three a cap.
+    """
     rows = []
     for _ in range(rng.randint(1, max_rows)):
         context = rng.randint(1, max_context)
@@ -145,7 +159,10 @@ def draw_shape(rng: random.Random, block_size: int, head_dim: int, max_context: 
         rows.append((queries, context))
     if all(queries == 0 for queries, _ in rows):
         rows.append((1, 1))
-    return Shape(block_size, rng.randint(1, 4), rng.randint(1, 16), head_dim, tuple(rows))
+    kv_heads, group = rng.randint(1, 4), rng.randint(1, 16)
+    window = rng.randint(1, max_context) if rng.random() < 1 / 3 else 0
+    softcap = rng.choice((1.5, 50.0)) if rng.random() < 1 / 3 else 0.0
+    return Shape(block_size, kv_heads, group, head_dim, tuple(rows), window, softcap)
 
 
 GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -169,7 +186,8 @@ def gpu_cases(count: int, seed: int) -> list[tuple[Shape, torch.dtype, int]]:
         if rng.random() < 0.2:
             context = rng.randint(2000, 9000)
             rows = ((rng.choice((1, 1, 2, 40, 130)), context),)
-            shape = Shape(block_size, shape.kv_heads, shape.group, head_dim, rows)
+            window = rng.choice((0, 1, 300, 2500))
+            shape = Shape(block_size, shape.kv_heads, shape.group, head_dim, rows, window, shape.softcap)
         cases.append((shape, dtype, rng.randrange(2**31)))
     return cases
 
@@ -192,11 +210,11 @@ def judge(kernels: Any, batch: Batch) -> Verdict:
         for ours, theirs in zip((batch.k_pool, batch.v_pool), pools, strict=True)
     )
     out = torch.full_like(batch.query, math.nan)
-    kernels.paged_attention(*batch.attention_args, out)
+    kernels.paged_attention(*batch.attention_args, out, **batch.attention_options)
     exact = replace(
         batch, query=batch.query.double(), k_pool=batch.k_pool.double(), v_pool=batch.v_pool.double()
     )
-    reference = torch_impl.paged_attention(*exact.attention_args)
+    reference = torch_impl.paged_attention(*exact.attention_args, **batch.attention_options)
     wrong = [] if same else ["store_kvcache left other slots than torch"]
     error = relative_error(out, reference)
     if not error < TOLERANCE[batch.query.dtype]:

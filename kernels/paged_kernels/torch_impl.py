@@ -4,6 +4,8 @@ Owns nothing but arithmetic; knows neither sequences nor which backend was chose
 row's context never enters the arithmetic, so whatever it holds (NaN included) cannot reach a result.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -12,6 +14,19 @@ from paged_kernels import contracts
 
 _QUERIES_PER_TILE = 256
 _DECODE_TILE_SLOTS = 8192
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """How scores are made: the scale, and window and softcap as paged_attention takes them."""
+
+    scale: float
+    window: int
+    softcap: float
+
+    @property
+    def plain(self) -> bool:
+        return not self.window and not self.softcap
 
 
 def store_kvcache(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slot_mapping: Tensor) -> None:
@@ -41,38 +56,43 @@ def paged_attention(
     max_query_len: int,
     max_context_len: int,
     out: Tensor | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> Tensor:
-    """Causal attention of rows of any length over their blocks: softmax(scale * q k) v.
+    """Causal attention of rows of any length over their blocks: softmax(cap(scale * q k)) v.
 
     query [T, Hq, D], the rows' new tokens end to end; k_pool, v_pool [B, bs, Hkv, D] with Hq a multiple of
     Hkv; block_tables [R, W] int32; cu_query_lens [R + 1] int32, row r owns query[cu[r]:cu[r + 1]];
     context_lens [R] int32, tokens of the row in the pool, the new ones included. A row's last query is its
     context's last token, so store first, then attend. Returns out (or a new tensor) [T, Hq, D]. Tokens at or
     past cu_query_lens[R] are padding: their output is unspecified. A row without context gives zeros.
-    max_query_len and max_context_len bound the rows and are only checked here. Raises
-    contracts.ArgumentError.
+    max_query_len and max_context_len bound the rows and are only checked here. window: a query sees that
+    many keys at most, its own token's included (0: all; Mistral, arXiv 2310.06825). softcap: scores become
+    softcap * tanh(score / softcap) (0: no cap; Gemma 2, arXiv 2408.00118). Raises contracts.ArgumentError.
     """
     contracts.check_paged_attention(
-        query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, max_query_len, max_context_len, out
+        *(query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, max_query_len, max_context_len),
+        *(out, window, softcap),
     )
     if out is None:
         out = query.new_zeros(query.shape)
+    how = _Scores(scale, window, softcap)
     starts, contexts = cu_query_lens.tolist(), context_lens.tolist()
     decodes: list[int] = []
     for row, context in enumerate(contexts):
         start, end = starts[row], starts[row + 1]
         if context == 0:
             out[start:end].zero_()
-        elif end - start == 1:
+        elif end - start == 1 and how.plain:
             decodes.append(row)
         elif end > start:
             keys, values = _gather(k_pool, v_pool, block_tables[row], context)
-            _attend_row(query[start:end], keys, values, scale, out[start:end])
+            _attend_row(query[start:end], keys, values, how, out[start:end])
     for rows in _decode_tiles(decodes, contexts):
         first = rows[0]
         if len(rows) == 1:
             keys, values = _gather(k_pool, v_pool, block_tables[first], contexts[first])
-            _attend_row(query[starts[first]][None], keys, values, scale, out[starts[first]][None])
+            _attend_row(query[starts[first]][None], keys, values, how, out[starts[first]][None])
         else:
             _attend_decodes(query, k_pool, v_pool, block_tables, rows, starts, contexts, scale, out)
     return out
@@ -130,29 +150,40 @@ def _gather(k_pool: Tensor, v_pool: Tensor, table: Tensor, context: int) -> tupl
     return keys.transpose(0, 1), values.transpose(0, 1)
 
 
-def _attend_row(query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
+def _attend_row(query: Tensor, keys: Tensor, values: Tensor, how: _Scores, out: Tensor) -> None:
     """One row: query, out [Q, Hq, D]; keys, values [Hkv, C, D]. Tiles of queries bound the scores' memory."""
     count, heads, head_dim = query.shape
     kv_heads, context, _ = keys.shape
-    if _sdpa_is_exact(query) and count == 1:
+    if _sdpa_is_exact(query) and count == 1 and how.plain:
         grouped = query.reshape(1, kv_heads, heads // kv_heads, head_dim)
-        result = scaled_dot_product_attention(grouped, keys[None], values[None], scale=scale)
+        result = scaled_dot_product_attention(grouped, keys[None], values[None], scale=how.scale)
         out.copy_(result.view(1, heads, head_dim))
         return
-    if _sdpa_is_exact(query) and count == context:
-        _attend_fused(query, keys, values, None, scale, out)
+    if _sdpa_is_exact(query) and count == context and how.plain:
+        _attend_fused(query, keys, values, None, how, out)
         return
-    attend = _attend_fused if _sdpa_is_exact(query) else _attend_by_products
+    attend = _attend_fused if _sdpa_is_exact(query) and not how.softcap else _attend_by_products
     for first in range(0, count, _QUERIES_PER_TILE):
         last = min(first + _QUERIES_PER_TILE, count)
         visible = context - count + last
-        limits = torch.arange(visible - (last - first), visible, device=query.device)
-        hidden = torch.arange(visible, device=query.device) > limits[:, None]
-        attend(query[first:last], keys[:, :visible], values[:, :visible], hidden, scale, out[first:last])
+        limits = torch.arange(visible - (last - first), visible, device=query.device)[:, None]
+        oldest = max(0, visible - (last - first) + 1 - how.window) if how.window else 0
+        positions = torch.arange(oldest, visible, device=query.device)
+        hidden = positions > limits
+        if how.window:
+            hidden |= positions <= limits - how.window
+        attend(
+            query[first:last],
+            keys[:, oldest:visible],
+            values[:, oldest:visible],
+            hidden,
+            how,
+            out[first:last],
+        )
 
 
 def _attend_fused(
-    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, scale: float, out: Tensor
+    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, how: _Scores, out: Tensor
 ) -> None:
     """A tile of one row by PyTorch's fused attention; hidden [Q, C], or None for plain causal."""
     mask = None
@@ -164,21 +195,23 @@ def _attend_fused(
         values[None],
         attn_mask=mask,
         is_causal=mask is None,
-        scale=scale,
+        scale=how.scale,
         enable_gqa=True,
     )
     out.copy_(result[0].transpose(0, 1))
 
 
 def _attend_by_products(
-    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, out: Tensor
+    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, how: _Scores, out: Tensor
 ) -> None:
     """A tile of one row by two matrix products, in float64 for float64 and in float32 otherwise."""
     count, heads, head_dim = query.shape
     kv_heads, context, _ = keys.shape
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    grouped = query.to(dtype).mul(scale).view(count, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    grouped = query.to(dtype).mul(how.scale).view(count, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     scores = grouped.reshape(kv_heads, -1, head_dim) @ keys.to(dtype).transpose(1, 2)
+    if how.softcap:
+        scores = scores.div_(how.softcap).tanh_().mul_(how.softcap)
     scores = scores.view(kv_heads, heads // kv_heads, count, context)
     weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
     result = weights.view(kv_heads, -1, context) @ values.to(dtype)

@@ -56,6 +56,8 @@ def paged_attention(
     max_query_len: int,
     max_context_len: int,
     out: Tensor | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> Tensor:
     """As torch_impl.paged_attention, float32 or bfloat16.
 
@@ -64,7 +66,8 @@ def paged_attention(
     Raises contracts.ArgumentError; IndexError for a block outside the pool.
     """
     contracts.check_paged_attention(
-        query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, max_query_len, max_context_len, out
+        *(query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, max_query_len, max_context_len),
+        *(out, window, softcap),
     )
     if query.dtype not in DTYPES:
         raise contracts.DtypeError(f"query: dtype {query.dtype}, expected float32 or bfloat16")
@@ -94,7 +97,9 @@ def paged_attention(
         kv_heads=k_pool.shape[2],
         query_heads=query.shape[1],
         head_dim=k_pool.shape[3],
+        window=window,
         scale=scale,
+        softcap=softcap,
     )
     if library.load().call["paged_attention"](ctypes.byref(arguments), query.dtype == torch.bfloat16):
         raise IndexError(f"block_tables: a block is not in 0..{k_pool.shape[0] - 1}")

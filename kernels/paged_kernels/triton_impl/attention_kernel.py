@@ -13,10 +13,10 @@ import triton.language as tl
 
 # Arguments that change from call to call and must not cause a new compilation.
 _CALL_ARGUMENTS = [
-    *("num_rows", "kv_heads", "group", "min_len", "max_len", "splits", "min_split_tiles"),
+    *("num_rows", "kv_heads", "group", "min_len", "max_len", "splits", "min_split_tiles", "window"),
     *("block_size", "block_magic", "block_shift", "table_stride"),
 ]
-_JOIN_ARGUMENTS = _CALL_ARGUMENTS[:7]
+_JOIN_ARGUMENTS = _CALL_ARGUMENTS[:8]
 
 
 @triton.jit
@@ -38,9 +38,18 @@ def _find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile: tl.constexp
 
 
 @triton.jit
-def _split_tiles(end, splits, min_split_tiles, block_n: tl.constexpr):
-    """Key tiles of one split and how many splits have work, for keys 0..end."""
-    tiles = tl.cdiv(end, block_n)
+def _first_key(start_position, window, block_n: tl.constexpr, windowed: tl.constexpr):
+    """Where the key tiles of a tile of queries begin: the first tile that its first query sees."""
+    key = start_position * 0
+    if windowed:
+        key = tl.maximum(start_position + 1 - window, 0) // block_n * block_n
+    return key
+
+
+@triton.jit
+def _split_tiles(begin, end, splits, min_split_tiles, block_n: tl.constexpr):
+    """Key tiles of one split and how many splits have work, for keys begin..end."""
+    tiles = tl.cdiv(end - begin, block_n)
     each = tl.maximum(tl.cdiv(tiles, splits), min_split_tiles)
     return each, tl.maximum(tl.cdiv(tiles, each), 1)
 
@@ -79,9 +88,9 @@ def _load_keys_values(
 @triton.jit
 def _attend_tile(
     acc, peak, total, query, query_positions, start, end, table, k_head, v_head,
-    block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
+    block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2, cap_log2, window,
     head_dim: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
-    precision: tl.constexpr, upcast: tl.constexpr,
+    precision: tl.constexpr, upcast: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
 ):
     """One step of the online softmax: keys start..start + block_n; those from end on are unused slots."""
     keys, values = _load_keys_values(
@@ -92,9 +101,13 @@ def _attend_tile(
         keys = keys.to(tl.float32)
         values = values.to(tl.float32)
     scores = tl.dot(query, tl.trans(keys), input_precision=precision) * scale_log2
+    if capped:  # cap * tanh(x), in base 2; x is the scaled score over the cap
+        scores = cap_log2 - 2 * cap_log2 / (tl.exp2(scores * 2.8853900817779268) + 1)
     if masked:
         positions = start + tl.arange(0, block_n)
         visible = (positions[None, :] <= query_positions[:, None]) & (positions < end)[None, :]
+        if windowed:
+            visible = visible & (positions[None, :] > query_positions[:, None] - window)
         scores = tl.where(visible, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -108,9 +121,9 @@ def _attend_tile(
 @triton.jit
 def _attend_span(
     query, query_positions, low, unmasked, high, end, table, k_head, v_head,
-    block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
+    block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2, cap_log2, window,
     head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
-    precision: tl.constexpr, upcast: tl.constexpr,
+    precision: tl.constexpr, upcast: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
 ):
     """Keys low..high; up to unmasked every line sees all of them. Returns (average, log2-sum-exp2)."""
     acc = tl.zeros([block_m, block_d], dtype=tl.float32)
@@ -119,26 +132,27 @@ def _attend_span(
     for start in tl.range(low, unmasked, block_n):
         acc, peak, total = _attend_tile(
             acc, peak, total, query, query_positions, start, end, table, k_head, v_head,
-            block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
-            head_dim, block_n, block_d, False, precision, upcast,
+            block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2, cap_log2, window,
+            head_dim, block_n, block_d, False, precision, upcast, windowed, capped,
         )
     for start in tl.range(unmasked, high, block_n):
         acc, peak, total = _attend_tile(
             acc, peak, total, query, query_positions, start, end, table, k_head, v_head,
-            block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
-            head_dim, block_n, block_d, True, precision, upcast,
+            block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2, cap_log2, window,
+            head_dim, block_n, block_d, True, precision, upcast, windowed, capped,
         )
     return acc / tl.where(total == 0.0, 1.0, total)[:, None], peak + tl.log2(total)
 
 
 @triton.jit(do_not_specialize=_CALL_ARGUMENTS)
 def attention_kernel(
-    out, partial, partial_lse, query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale_log2,
-    num_rows, kv_heads, group, min_len, max_len, splits, min_split_tiles,
+    out, partial, partial_lse, query, k_pool, v_pool, block_tables, cu_query_lens, context_lens,
+    scale_log2, cap_log2, num_rows, kv_heads, group, min_len, max_len, splits, min_split_tiles, window,
     block_size, block_magic, block_shift, block_stride, slot_stride, head_stride, table_stride,
     query_token_stride, query_head_stride, out_token_stride, out_head_stride,
     head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
     one_tile: tl.constexpr, precision: tl.constexpr, upcast: tl.constexpr, overlap: tl.constexpr,
+    windowed: tl.constexpr, capped: tl.constexpr,
 ):
     """One tile of queries of one row (all query heads of one KV head) over one split of the row's keys.
 
@@ -161,28 +175,28 @@ def attention_kernel(
     context = tl.load(context_lens + row)
     start_position = context - query_len + first
     end = tl.minimum(start_position + tile_tokens, context)
-    each, active = _split_tiles(end, splits, min_split_tiles, block_n)
+    begin = _first_key(start_position, window, block_n, windowed)
+    each, active = _split_tiles(begin, end, splits, min_split_tiles, block_n)
     if split >= active:
         return
-
     lines, dims = tl.arange(0, block_m), tl.arange(0, block_d)
     tokens = first + lines // group
     line_mask = (lines < tile_tokens * group) & (tokens < query_len)
     mask = line_mask[:, None] & (dims < head_dim)[None, :]
     heads, rows = head * group + lines % group, (first_token + tokens).to(tl.int64)
     offsets = (rows * query_token_stride + heads * query_head_stride)[:, None] + dims[None, :]
-    queries = tl.load(query + offsets, mask=mask, other=0.0)
-    if upcast:
-        queries = queries.to(tl.float32)
-    low = split * each * block_n
+    dtype: tl.constexpr = tl.float32 if upcast else query.dtype.element_ty
+    queries = tl.load(query + offsets, mask=mask, other=0.0).to(dtype)
+    low = begin + split * each * block_n
     high = tl.minimum(low + each * block_n, end)
-    unmasked = tl.maximum(tl.minimum(high, (start_position + 1) // block_n * block_n), low)
+    seen_by_all = 0 if windowed else (start_position + 1) // block_n * block_n
+    unmasked = tl.maximum(tl.minimum(high, seen_by_all), low)
     result, lse = _attend_span(
         queries, start_position + lines // group, low, unmasked, high, end,
         block_tables + row.to(tl.int64) * table_stride,
         k_pool + head.to(tl.int64) * head_stride, v_pool + head.to(tl.int64) * head_stride,
-        block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2,
-        head_dim, block_m, block_n, block_d, precision, upcast,
+        block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2, cap_log2, window,
+        head_dim, block_m, block_n, block_d, precision, upcast, windowed, capped,
     )
     if active == 1:
         offsets = (rows * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]
@@ -222,9 +236,10 @@ def _join_line(
 @triton.jit(do_not_specialize=_JOIN_ARGUMENTS)
 def join_kernel(
     out, partial, partial_lse, cu_query_lens, context_lens,
-    num_rows, kv_heads, group, min_len, max_len, splits, min_split_tiles, out_token_stride, out_head_stride,
+    num_rows, kv_heads, group, min_len, max_len, splits, min_split_tiles, window,
+    out_token_stride, out_head_stride,
     head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
-    block_s: tl.constexpr, one_tile: tl.constexpr, overlap: tl.constexpr,
+    block_s: tl.constexpr, one_tile: tl.constexpr, overlap: tl.constexpr, windowed: tl.constexpr,
 ):
     """Join the splits that attention_kernel wrote for one line. Grid (tiles * kv_heads, lines a tile)."""
     if overlap:
@@ -240,8 +255,10 @@ def join_kernel(
     if (query_len < min_len) | (query_len > max_len) | (token >= query_len):
         return
     context = tl.load(context_lens + row)
-    end = tl.minimum(context - query_len + first + tile_tokens, context)
-    _, active = _split_tiles(end, splits, min_split_tiles, block_n)
+    start_position = context - query_len + first
+    end = tl.minimum(start_position + tile_tokens, context)
+    begin = _first_key(start_position, window, block_n, windowed)
+    _, active = _split_tiles(begin, end, splits, min_split_tiles, block_n)
     if active == 1:
         return
     base = (tile.to(tl.int64) * kv_heads + head) * splits

@@ -121,6 +121,8 @@ def paged_attention(
     max_query_len: int,
     max_context_len: int,
     out: Tensor | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
     tiles: Tiles | None = None,
     splits: int | None = None,
 ) -> Tensor:
@@ -131,7 +133,8 @@ def paged_attention(
     attention_kernel.
     """
     contracts.check_paged_attention(
-        query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, max_query_len, max_context_len, out
+        *(query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, max_query_len, max_context_len),
+        *(out, window, softcap),
     )
     if out is None:
         out = query.new_empty(query.shape)
@@ -140,7 +143,7 @@ def paged_attention(
         return out
     tiles = tiles or tiles_for(query.device, query.dtype, query.shape[2], group)
     args = (query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale, max_context_len, out)
-    call = _Call(*args, splits=splits)
+    call = _Call(*args, splits=splits, window=window, softcap=softcap)
     short_len = tiles.short.block_m // group
     if rows > 1 or max_query_len <= short_len:
         is_few = rows * k_pool.shape[2] < _PROGRAMS_PER_UNIT * machine.units(query.device)
@@ -165,6 +168,8 @@ class _Call:
     max_context_len: int
     out: Tensor
     splits: int | None
+    window: int
+    softcap: float
 
     def launch(self, tile: Tile, count: int, min_len: int, max_len: int, one_tile: bool) -> None:
         """Attend the rows of min_len..max_len queries with count tiles, then join what was split."""
@@ -172,7 +177,10 @@ class _Call:
         kv_heads, head_dim = pool.shape[2:]
         group = query.shape[1] // kv_heads
         units, overlap = machine.units(query.device), machine.overlaps(query.device)
-        splits = self.splits or choose_splits(count * kv_heads, self.max_context_len, units)
+        most_keys = self.max_context_len
+        if self.window:
+            most_keys = min(most_keys, self.window + tile.block_m // group + tile.block_n)
+        splits = self.splits or choose_splits(count * kv_heads, most_keys, units)
         min_split_tiles = max(1, MIN_SPLIT_TOKENS // tile.block_n)
         partial = partial_lse = _unused(query.device)
         if splits > 1:
@@ -191,8 +199,10 @@ class _Call:
             self.block_tables,
             self.cu_query_lens,
             self.context_lens,
-            self.scale * _LOG2_E,
+            self.scale / self.softcap if self.softcap else self.scale * _LOG2_E,
+            self.softcap * _LOG2_E,
             *rows_args,
+            self.window,
             pool.shape[1],
             *division_magic(pool.shape[1]),
             *pool.stride()[:3],
@@ -207,6 +217,8 @@ class _Call:
             "ieee",
             INTERPRETED,
             overlap,
+            self.window > 0,
+            self.softcap > 0,
             num_warps=tile.warps,
             num_stages=tile.stages,
             **machine.launch_options(overlap),
@@ -233,6 +245,7 @@ class _Call:
             self.cu_query_lens,
             self.context_lens,
             *rows_args,
+            self.window,
             *self.out.stride()[:2],
             self.out.shape[2],
             tile.block_m,
@@ -241,5 +254,6 @@ class _Call:
             _JOINED_AT_ONCE,
             one_tile,
             overlap,
+            self.window > 0,
             **machine.launch_options(overlap),
         )

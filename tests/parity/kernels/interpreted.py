@@ -21,6 +21,10 @@ SHAPES = {
     "17 query heads": Shape(16, 1, 17, 20, ((1, 33), (3, 18))),
     "split decode": Shape(16, 1, 2, 16, ((1, 700), (1, 20))),
     "split chunk": Shape(16, 1, 2, 16, ((20, 600),)),
+    "window": Shape(16, 2, 2, 16, ((1, 90), (1, 5), (25, 80), (40, 40)), window=17),
+    "window of one": Shape(4, 1, 2, 16, ((1, 9), (7, 30)), window=1),
+    "split window, cap": Shape(16, 1, 2, 16, ((1, 900), (20, 700)), window=500, softcap=3.0),
+    "cap": Shape(16, 2, 2, 16, ((1, 90), (25, 80)), softcap=2.0),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -33,7 +37,7 @@ def attention_errors() -> dict[str, float]:
             batch = make_batch(shape, dtype, "cpu", seed)
             kernels.store_kvcache(*batch.store_args)
             out = torch.full_like(batch.query, math.nan)
-            kernels.paged_attention(*batch.attention_args, out)
+            kernels.paged_attention(*batch.attention_args, out, **batch.attention_options)
             errors[f"{dtype_name} {name}"] = relative_error(out, naive_attention(batch))
     return errors
 

@@ -93,6 +93,10 @@ BAD_ATTENTIONS = [
     ("out", torch.zeros(3, 4, 8, dtype=torch.float64), DtypeError),
     ("out", torch.zeros(3, 8, 4).transpose(1, 2), LayoutError),
     ("out", torch.zeros(3, 4, 8, device=META), DeviceError),
+    ("window", -1, ArgumentError),
+    ("window", 2**31, ArgumentError),
+    ("softcap", -1.0, ArgumentError),
+    ("softcap", float("nan"), ArgumentError),
 ]
 
 

@@ -44,7 +44,7 @@ def step(batch: Batch) -> Tensor:
     """Store, then attend into a poisoned output."""
     paged.store_kvcache(*batch.store_args)
     out = torch.full_like(batch.query, math.nan)
-    assert paged.paged_attention(*batch.attention_args, out) is out
+    assert paged.paged_attention(*batch.attention_args, out, **batch.attention_options) is out
     return out
 
 
@@ -66,6 +66,15 @@ def test_any_batch_equals_the_naive_reference(
 def test_decodes_chunks_prompts_and_empty_rows_share_a_batch(dtype: torch.dtype, block_size: int) -> None:
     rows = ((1, 1), (1, 300), (16, 16), (64, 64), (65, 65), (5, 32), (0, 9), (1, 33), (2, 63), (1, 128))
     check(Shape(block_size, 2, 3, 16, rows), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(1, 0.0), (16, 0.0), (100, 0.0), (0, 2.0), (17, 30.0), (5000, 1.0)]
+)
+def test_windows_and_soft_caps(dtype: torch.dtype, window: int, softcap: float) -> None:
+    rows = ((1, 1), (1, 300), (16, 16), (64, 64), (70, 270), (0, 9), (1, 33), (1, 17), (1, 16), (300, 300))
+    check(Shape(16, 2, 3, 32, rows, window, softcap), dtype)
 
 
 @pytest.mark.parametrize("group", [*range(1, 18), 49, 71])

@@ -36,7 +36,7 @@ def step(batch: Batch) -> Tensor:
     """Store, then attend into a poisoned output."""
     torch_impl.store_kvcache(*batch.store_args)
     out = torch.full_like(batch.query, math.nan)
-    assert torch_impl.paged_attention(*batch.attention_args, out) is out
+    assert torch_impl.paged_attention(*batch.attention_args, out, **batch.attention_options) is out
     return out
 
 
@@ -74,6 +74,15 @@ def test_chunks_longer_than_a_tile(rows: tuple[tuple[int, int], ...]) -> None:
 def test_many_decode_rows_of_ragged_length() -> None:
     lengths = random.Random(1).sample(range(1, 600), 40)
     check(Shape(16, 3, 3, 16, tuple((1, length) for length in lengths)), torch.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(1, 0.0), (16, 0.0), (100, 0.0), (0, 2.0), (17, 30.0), (5000, 1.0)]
+)
+def test_windows_and_soft_caps(dtype: torch.dtype, window: int, softcap: float) -> None:
+    rows = ((1, 1), (1, 300), (16, 16), (64, 64), (70, 270), (0, 9), (1, 33), (1, 17), (1, 16), (300, 300))
+    check(Shape(16, 2, 3, 32, rows, window, softcap), dtype)
 
 
 @pytest.mark.parametrize("group", range(1, 17))
