@@ -7,7 +7,7 @@ of octavo_client.errors.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import grpc
@@ -105,9 +105,11 @@ class AsyncClient:
         *,
         messages: Sequence[types.Message] | None = None,
         add_special_tokens: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """The token ids of a text, or of a chat with the model's template."""
-        message = convert.to_tokenize(prompt, messages, add_special_tokens)
+        message = convert.to_tokenize(prompt, messages, add_special_tokens, tools, chat_template_kwargs)
         return tuple((await self._call(self._inference.Tokenize, message)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None) -> str:

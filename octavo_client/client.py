@@ -7,7 +7,7 @@ octavo_client.errors.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -112,9 +112,11 @@ class Client:
         *,
         messages: Sequence[types.Message] | None = None,
         add_special_tokens: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """The token ids of a text, or of a chat with the model's template."""
-        message = convert.to_tokenize(prompt, messages, add_special_tokens)
+        message = convert.to_tokenize(prompt, messages, add_special_tokens, tools, chat_template_kwargs)
         answer: pb.TokenizeResponse = self._call(self._inference.Tokenize, message)
         return tuple(answer.token_ids)
 

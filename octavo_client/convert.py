@@ -6,7 +6,7 @@ by name before anything is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from google.protobuf import duration_pb2
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import kv_cache_pb2 as kv
 from octavo_client import types, views
+from octavo_client.convert_chat import to_chat
 from octavo_client.errors import Internal, InvalidArgument, from_code
 
 _SAMPLING = (
@@ -49,9 +50,12 @@ _STATES = {
 def to_request(request: types.Request) -> pb.GenerateRequest:
     """The message of a request. Raises InvalidArgument, naming a field whose value its type cannot hold."""
     options = request.options
+    for name in ("tools", "chat_template_kwargs"):
+        if request.messages is None and getattr(options, name) is not None:
+            raise InvalidArgument(f"{name}: only for a request of messages", field=name)
     message = pb.GenerateRequest(request_id=request.request_id)
     if request.messages is not None:
-        message.chat.CopyFrom(to_chat(request.messages))
+        message.chat.CopyFrom(to_chat(request.messages, options.tools, options.chat_template_kwargs))
     elif request.token_ids is not None:
         message.token_ids.SetInParent()
         _extend(message.token_ids.ids, request.token_ids, "token_ids")
@@ -75,24 +79,6 @@ def to_request(request: types.Request) -> pb.GenerateRequest:
     if options.queue_timeout is not None:
         message.queue_timeout.CopyFrom(_to_duration(options.queue_timeout, "queue_timeout"))
     return message
-
-
-def to_chat(messages: Sequence[types.Message]) -> pb.Chat:
-    """The message of a chat; each turn is a ChatMessage or a mapping with role and content."""
-    chat = pb.Chat()
-    for position, turn in enumerate(messages):
-        name = f"messages[{position}]"
-        if isinstance(turn, types.ChatMessage):
-            role, content = turn.role, turn.content
-        else:
-            unknown = sorted(set(turn) - {"role", "content"})
-            if unknown or "role" not in turn or "content" not in turn:
-                raise InvalidArgument(f"{name}: needs role and content, has {sorted(turn)}", field=name)
-            role, content = turn["role"], turn["content"]
-        added = chat.messages.add()
-        _set(added, "role", role, f"{name}.role")
-        _set(added, "content", content, f"{name}.content")
-    return chat
 
 
 def from_event(message: pb.GenerateResponse | pb.BatchEvent) -> types.Event:
@@ -187,7 +173,11 @@ def from_sequence_blocks(message: kv.GetSequenceBlocksResponse) -> views.Sequenc
 
 
 def to_tokenize(
-    prompt: str | None, messages: Sequence[types.Message] | None, add_special_tokens: bool | None
+    prompt: str | None,
+    messages: Sequence[types.Message] | None,
+    add_special_tokens: bool | None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> pb.TokenizeRequest:
     """The message of tokenize(); exactly one of prompt and messages."""
     if (prompt is None) == (messages is None):
@@ -195,7 +185,7 @@ def to_tokenize(
     message = pb.TokenizeRequest()
     _set(message, "add_special_tokens", add_special_tokens)
     if messages is not None:
-        message.chat.CopyFrom(to_chat(messages))
+        message.chat.CopyFrom(to_chat(messages, tools, chat_template_kwargs))
     else:
         _set(message, "text", prompt, "prompt")
     return message

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from octavo_client.errors import InvalidArgument, OctavoError
 
@@ -27,15 +27,27 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """One turn of a chat."""
+    """One turn of a chat, in OpenAI's terms. content: a text, its parts, or None beside tool_calls.
+
+    tool_calls: {"id", "type", "function": {"name", "arguments"}} objects of an assistant's turn.
+    tool_call_id: the call that a turn of role "tool" answers.
+    """
 
     role: str
-    content: str
+    content: str | Sequence[str] | None = None
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning_content: str = ""
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """How to sample and when to stop. None leaves it to the server's default (octavo/v1/inference.proto)."""
+    """How to sample and when to stop. None leaves it to the server's default (octavo/v1/inference.proto).
+
+    tools and chat_template_kwargs are for requests of messages: functions that the model may call, and
+    further variables of its chat template.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -64,6 +76,8 @@ class GenerateOptions:
     cache_salt: str = ""
     use_prefix_cache: bool | None = None
     queue_timeout: float | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
 
 
 class OptionFields(TypedDict, total=False):
@@ -96,9 +110,11 @@ class OptionFields(TypedDict, total=False):
     cache_salt: str
     use_prefix_cache: bool | None
     queue_timeout: float | None
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
-Message = ChatMessage | Mapping[str, str]
+Message = ChatMessage | Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from scheduler_svc.exposition import MetricsEndpoint
 from scheduler_svc.inference import InferenceService
 from scheduler_svc.inspect import KvCacheService
 from scheduler_svc.intake import Intake
-from scheduler_svc.limits import Limits
+from scheduler_svc.limits import Limits, sampling_defaults
 from scheduler_svc.metrics import ShellMetrics
 from scheduler_svc.requests import QueueLimits
 from scheduler_svc.server import Server, receive_bound
@@ -68,7 +68,10 @@ class App:
             lambda ready: self._server.set_ready(ready),
         )
         limits = Limits(prompt_bytes=settings.max_prompt_bytes, prompt_tokens=settings.max_prompt_tokens)
-        self._intake = Intake(self._engine, text, limits, self._metrics, _clock)
+        defaults = sampling_defaults(text.sampling if settings.generation_config == "auto" else {}, limits)
+        if settings.generation_config == "auto":
+            _log.info("sampling defaults from generation_config.json: %s", dict(text.sampling) or "none")
+        self._intake = Intake(self._engine, text, limits, self._metrics, _clock, defaults)
         backlog = BacklogLimits(
             settings.stream_backlog_tokens, settings.stream_backlog_characters, settings.stream_stall_seconds
         )

@@ -36,6 +36,10 @@ class Settings(BaseSettings):
     metrics_port: int = Field(9450, ge=0, le=65535, description="port of the metrics endpoint; 0 picks one")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
 
+    generation_config: Literal["none", "auto"] = Field(
+        "none", description="auto: generation_config.json gives the sampling defaults of requests"
+    )
+
     max_num_seqs: int = Field(256, ge=1, le=65536, description="sequences of a step")
     max_num_batched_tokens: int = Field(2048, ge=1, le=1 << 20, description="new tokens of a step")
     max_prefill_chunk: int = Field(

@@ -142,6 +142,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             has_chat_template=self._text.has_chat_template,
             kv_dtype=worker.kv_dtype,
             block_size=worker.block_size,
+            default_sampling=self._intake.default_sampling,
         )
 
     @asynccontextmanager

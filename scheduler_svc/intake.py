@@ -29,6 +29,7 @@ from scheduler_svc.limits import (
     TokenPrompt,
     check_generate,
     check_prompt,
+    fill_in,
 )
 from scheduler_svc.metrics import ShellMetrics
 from scheduler_svc.requests import Record
@@ -43,7 +44,7 @@ _INLINE_TOKENS = 8192
 
 
 class Intake:
-    """Takes requests in for the engine. clock: the engine's."""
+    """Takes requests in for the engine. clock: the engine's. sampling: the operator's own defaults."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Intake:
         limits: Limits,
         metrics: ShellMetrics,
         clock: Callable[[], float],
+        sampling: inference_pb2.SamplingOptions | None = None,
     ) -> None:
         self._engine = engine
         self._text = text
@@ -60,6 +62,7 @@ class Intake:
         self._seq_ids = itertools.count(1)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="text")
         self.limits = limits
+        self.default_sampling = sampling or inference_pb2.SamplingOptions()
         self.draining = False
         """Set on the way out: new requests are refused with DRAINING."""
 
@@ -83,6 +86,7 @@ class Intake:
             raise Unavailable("the service is shutting down", reason="DRAINING", retry_after=1.0)
         arrival = self._clock()
         facts = self.facts()
+        fill_in(request, self.default_sampling)
         if len(request.token_ids.ids) <= _INLINE_TOKENS:
             checked = check_generate(request, self.limits, facts)
         else:
@@ -116,7 +120,7 @@ class Intake:
     def _encode(self, prompt: TextPrompt | ChatPrompt) -> npt.NDArray[np.int32]:
         if isinstance(prompt, TextPrompt):
             return self._text.encode(prompt.text, prompt.add_special_tokens)
-        return self._text.encode_chat(prompt.messages, prompt.add_generation_prompt)
+        return self._text.encode_chat(prompt)
 
     def _emitter(self, checked: CheckedRequest) -> TextEmitter:
         return self._text.new_emitter(

@@ -5,6 +5,7 @@ a refusal names field, value and limit, and a checked request needs no further c
 tokenisation.
 """
 
+from scheduler_svc.limits.defaults import fill_in, sampling_defaults
 from scheduler_svc.limits.generate import check_generate
 from scheduler_svc.limits.others import (
     check_abort,
@@ -39,4 +40,6 @@ __all__ = [
     "check_request_id",
     "check_sequence_blocks",
     "check_tokenize",
+    "fill_in",
+    "sampling_defaults",
 ]

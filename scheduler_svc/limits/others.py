@@ -8,8 +8,9 @@ import numpy as np
 
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import kv_cache_pb2 as kv_pb
+from scheduler_svc.limits.chat import chat_prompt
 from scheduler_svc.limits.fields import at_most, flag, name, refuse
-from scheduler_svc.limits.prompt import chat_prompt, id_array, text_prompt
+from scheduler_svc.limits.prompt import id_array, text_prompt
 from scheduler_svc.limits.values import ChatPrompt, Int32Array, Limits, ModelFacts, TextPrompt
 
 

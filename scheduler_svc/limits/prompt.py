@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.v1 import inference_pb2 as pb
-from scheduler_svc.limits.fields import at_most, flag, refuse, token_id
+from scheduler_svc.limits.chat import chat_prompt, utf8_len
+from scheduler_svc.limits.fields import at_most, refuse, token_id
 from scheduler_svc.limits.values import (
-    ChatPrompt,
     CheckedRequest,
     Int32Array,
     Limits,
@@ -37,24 +37,8 @@ def prompt_of(request: pb.GenerateRequest, limits: Limits, model: ModelFacts) ->
 def text_prompt(text: str, limits: Limits, add_special_tokens: bool = True) -> TextPrompt:
     if not text:
         raise refuse("text", "is empty", "EMPTY_PROMPT")
-    at_most("text", _utf8_len(text), limits.prompt_bytes, "bytes")
+    at_most("text", utf8_len(text), limits.prompt_bytes, "bytes")
     return TextPrompt(text, add_special_tokens)
-
-
-def chat_prompt(chat: pb.Chat, limits: Limits) -> ChatPrompt:
-    messages = chat.messages
-    if not messages:
-        raise refuse("chat.messages", "is empty", "EMPTY_PROMPT")
-    at_most("chat.messages", len(messages), limits.chat_messages, "messages")
-    for place, message in enumerate(messages):
-        field = f"chat.messages[{place}].role"
-        if not message.role:
-            raise refuse(field, "is empty")
-        at_most(field, len(message.role), limits.chat_role, "characters")
-    size = sum(_utf8_len(message.content) for message in messages)
-    at_most("chat.messages", size, limits.prompt_bytes, "bytes of content")
-    pairs = tuple((message.role, message.content) for message in messages)
-    return ChatPrompt(pairs, flag(chat, "add_generation_prompt", default=True))
 
 
 def id_array(field: str, ids: Sequence[int], limit: int, model: ModelFacts) -> Int32Array:
@@ -96,7 +80,3 @@ def prompt_field(prompt: Prompt) -> str:
     if isinstance(prompt, TextPrompt):
         return "text"
     return "token_ids" if isinstance(prompt, TokenPrompt) else "chat"
-
-
-def _utf8_len(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())

@@ -4,7 +4,9 @@ Owns the numbers and the typed requests; does not know how a field is checked. I
 checked request is resolved (no default is left to be filled in) and within `Limits`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ class Limits:
     prompt_tokens: int = 1 << 20
     chat_messages: int = 1024
     chat_role: int = 64
+    chat_tools: int = 128
     n: int = 64
     temperature: float = 100.0
     top_k: int = 1 << 20
@@ -63,10 +66,12 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """messages: (role, content) pairs."""
+    """messages: role and whatever else a turn has, as a template reads them. variables: the template's."""
 
-    messages: tuple[tuple[str, str], ...]
-    add_generation_prompt: bool
+    messages: tuple[Mapping[str, Any], ...]
+    add_generation_prompt: bool = True
+    tools: list[Any] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from octavo.errors import FailedPrecondition, Internal, InvalidArgument, OctavoError
 
@@ -26,6 +27,22 @@ WALL_SECONDS = 20.0
 MEMORY_BYTES = 1 << 29
 OUTPUT_CHARS = 8 << 20
 _CHILD = Path(__file__).with_name("render_child.py")
+
+
+class Chat(Protocol):
+    """What a template is given. messages: plain JSON objects; variables: the client's own, beside ours."""
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]: ...
+
+    @property
+    def add_generation_prompt(self) -> bool: ...
+
+    @property
+    def tools(self) -> list[Any] | None: ...
+
+    @property
+    def variables(self) -> Mapping[str, Any]: ...
 
 
 class ChatRenderer:
@@ -37,14 +54,15 @@ class ChatRenderer:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
 
-    def render(self, messages: Sequence[tuple[str, str]], add_generation_prompt: bool) -> str:
+    def render(self, chat: Chat) -> str:
         """The prompt text. Errors as in `TextModel.encode_chat`."""
         call = {
-            "messages": [{"role": role, "content": content} for role, content in messages],
-            "tools": None,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
             **self._special_tokens,
+            **chat.variables,
+            "messages": [_with_reasoning(message) for message in chat.messages],
+            "tools": chat.tools,
+            "add_generation_prompt": chat.add_generation_prompt,
         }
         with self._lock:
             answer = self._ask(call)
@@ -87,6 +105,13 @@ class ChatRenderer:
             return 0
         self._finalizer()
         return child.returncode
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Some templates read an assistant's reasoning as `thinking`; transformers fills that name in too."""
+    if "reasoning_content" not in message:
+        return message
+    return {"thinking": message["reasoning_content"], **message}
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

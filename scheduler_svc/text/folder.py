@@ -7,22 +7,29 @@ fine, a malformed file is named in the error.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import FailedPrecondition
 
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
 class FolderText:
-    """chat_template: Jinja source or None. special_tokens: template variables such as bos_token."""
+    """chat_template: Jinja source or None. tool_template: another one for chats with tools, or None.
+
+    special_tokens: template variables such as bos_token. sampling: generation_config.json's own values, by
+    the names of SamplingOptions.
+    """
 
     eos_token_ids: frozenset[int]
     chat_template: str | None
     special_tokens: Mapping[str, str]
+    tool_template: str | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_folder(model_dir: Path, id_of: Callable[[str], int | None]) -> FolderText:
@@ -39,7 +46,8 @@ def read_folder(model_dir: Path, id_of: Callable[[str], int | None]) -> FolderTe
     )
     if "eos_token" in tokens and (own := id_of(tokens["eos_token"])) is not None:
         eos |= {own}
-    return FolderText(eos, _chat_template(model_dir, tokenizer.get("chat_template")), tokens)
+    default, with_tools = _chat_templates(model_dir, tokenizer.get("chat_template"))
+    return FolderText(eos, default, tokens, with_tools, _sampling(generation))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -72,15 +80,33 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _chat_template(model_dir: Path, value: object) -> str | None:
-    """chat_template.jinja wins over tokenizer_config.json: a string, or a list with a "default"."""
+def _chat_templates(model_dir: Path, value: object) -> tuple[str | None, str | None]:
+    """The template, and one for chats with tools: chat_template.jinja wins over tokenizer_config.json, whose
+    value is a string, or a list with a "default" and perhaps a "tool_use".
+    """
     path = model_dir / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
+        return path.read_text(encoding="utf-8"), None
+    if not isinstance(value, list):
+        return value if isinstance(value, str) else None, None
+    named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+    default, with_tools = named.get("default"), named.get("tool_use")
+    if not isinstance(default, str):
+        return None, None
+    return default, with_tools if isinstance(with_tools, str) else None
+
+
+def _sampling(generation: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling values of generation_config.json. do_sample false is greedy, whatever stands beside it."""
+    found: dict[str, float] = {}
+    for name in _SAMPLING_KEYS:
+        value = generation.get(name)
+        if value is None:
+            continue
+        if type(value) not in (int, float):
+            raise _bad(f"generation_config.json: {name} is {value!r}, not a number")
+        found[name] = value
+    return {"temperature": 0.0} if generation.get("do_sample") is False else found
 
 
 def _bad(message: str) -> FailedPrecondition:

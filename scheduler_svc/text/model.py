@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from octavo.errors import FailedPrecondition
-from scheduler_svc.text.chat import ChatRenderer
+from scheduler_svc.text.chat import Chat, ChatRenderer
 from scheduler_svc.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from scheduler_svc.text.emitter import TextEmitter
 from scheduler_svc.text.folder import FolderText, read_folder
@@ -28,9 +28,10 @@ class TextModel:
     def __init__(self, tokenizer: Tokenizer, folder: FolderText) -> None:
         self._tokenizer = tokenizer
         self._tables = _tables(tokenizer)
-        self._chat = (
-            ChatRenderer(folder.chat_template, folder.special_tokens) if folder.chat_template else None
-        )
+        self._chat = _renderer(folder.chat_template, folder)
+        self._tool_chat = _renderer(folder.tool_template, folder)
+        self.sampling = folder.sampling
+        """What generation_config.json says about sampling; applied only when somebody asks for it."""
         self.eos_token_ids = folder.eos_token_ids
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
@@ -44,24 +45,24 @@ class TextModel:
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return np.array(encodings[0].ids, np.int32)
 
-    def encode_chat(
-        self, messages: Sequence[tuple[str, str]], add_generation_prompt: bool = True
-    ) -> Int32Array:
-        """[T] int32 of (role, content) messages through the folder's template, which writes special tokens.
+    def encode_chat(self, chat: Chat) -> Int32Array:
+        """[T] int32 of a chat through the folder's template, which writes special tokens.
 
         Raises FailedPrecondition (NO_CHAT_TEMPLATE, BAD_CHAT_TEMPLATE) and InvalidArgument
         (CHAT_TEMPLATE_REFUSED with the template's own message, CHAT_TEMPLATE_LIMIT). Waits for the rendering
         process: belongs in a thread.
         """
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        return self.encode(self.render_chat(chat), add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[tuple[str, str]], add_generation_prompt: bool = True) -> str:
+    def render_chat(self, chat: Chat) -> str:
         """The prompt text of a chat; errors as in `encode_chat`."""
         if self._chat is None:
             raise FailedPrecondition(
                 "chat: the model folder has no chat template", reason="NO_CHAT_TEMPLATE", field="chat"
             )
-        return self._chat.render(messages, add_generation_prompt)
+        if chat.tools is not None and self._tool_chat is not None:
+            return self._tool_chat.render(chat)
+        return self._chat.render(chat)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids; unknown ids add nothing. The same text as any stream of the same ids."""
@@ -86,9 +87,10 @@ class TextModel:
         return TextEmitter(self._detokenizer(skip_special_tokens, continues), stop, include_stop, min_tokens)
 
     def close(self) -> None:
-        """Ends the rendering process, if there is one. A later chat starts it again."""
-        if self._chat is not None:
-            self._chat.close()
+        """Ends the rendering processes, if there are any. A later chat starts them again."""
+        for renderer in (self._chat, self._tool_chat):
+            if renderer is not None:
+                renderer.close()
 
     def _detokenizer(self, skip_special_tokens: bool, continues: bool) -> Detokenizer:
         if self._tables is None:
@@ -113,6 +115,10 @@ def load_text_model(model_dir: Path) -> TextModel:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return TextModel(tokenizer, read_folder(model_dir, tokenizer.token_to_id))
+
+
+def _renderer(template: str | None, folder: FolderText) -> ChatRenderer | None:
+    return ChatRenderer(template, folder.special_tokens) if template else None
 
 
 def _tables(tokenizer: Tokenizer) -> tuple[PieceTable, PieceTable] | None:

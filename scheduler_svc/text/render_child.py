@@ -67,6 +67,23 @@ def environment() -> ImmutableSandboxedEnvironment:
     return made
 
 
+def takes_parts(tree: nodes.Template) -> bool:
+    """Whether a template loops over the parts of a message's content, or only knows a string."""
+    for loop in tree.find_all(nodes.For):
+        for node in (loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem, nodes.Name))):
+            key = getattr(node, "attr", getattr(node, "name", getattr(node, "arg", None)))
+            if key == "content" or getattr(key, "value", None) == "content":
+                return True
+    return False
+
+
+def join_parts(call: dict[str, Any]) -> None:
+    """Content in parts becomes one string, in place."""
+    for message in call["messages"]:
+        if isinstance(message.get("content"), list):
+            message["content"] = "\n".join(part["text"] for part in message["content"])
+
+
 def bounded(pieces: Iterator[str], output_chars: int) -> str:
     """Joins a rendering; raises MemoryError when it has more characters than the bound."""
     out: list[str] = []
@@ -102,7 +119,9 @@ def serve(lines: Iterator[bytes], write: Callable[[dict[str, str]], None]) -> No
     # SIGPROF's default action ends the process: nothing that a template does can outlast or catch it.
     signal.setitimer(signal.ITIMER_PROF, first["cpu_seconds"])
     try:
-        template = environment().from_string(first["template"])
+        made = environment()
+        template = made.from_string(first["template"])
+        parts = takes_parts(made.parse(first["template"]))
     except (TemplateSyntaxError, MemoryError, RecursionError, OverflowError) as error:
         broken = {"kind": "broken", "message": f"the model folder's chat template cannot be read: {error}"}
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -112,6 +131,8 @@ def serve(lines: Iterator[bytes], write: Callable[[dict[str, str]], None]) -> No
     for line in lines:
         call = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, first["cpu_seconds"])
+        if not parts:
+            join_parts(call)
         result = answer(template, call, first["output_chars"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         write(result)

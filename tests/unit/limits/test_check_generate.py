@@ -229,9 +229,9 @@ def test_each_kind_of_prompt_is_tagged() -> None:
     assert isinstance(tokens, TokenPrompt)
     assert tokens.ids.dtype == "int32"
     assert tokens.ids.tolist() == [0, 99, 7]
-    assert check(**chat(("user", "a"))).prompt == ChatPrompt((("user", "a"),), True)
+    assert check(**chat(("user", "a"))).prompt == ChatPrompt(({"role": "user", "content": "a"},))
     no_header = {"chat": {"messages": [{"role": "user"}], "add_generation_prompt": False}}
-    assert check(**no_header).prompt == ChatPrompt((("user", ""),), False)
+    assert check(**no_header).prompt == ChatPrompt(({"role": "user", "content": ""},), False)
 
 
 def test_a_refusal_never_shows_prompt_salt_or_stop_string() -> None:

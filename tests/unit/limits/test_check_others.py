@@ -49,7 +49,7 @@ def test_tokenize() -> None:
     plain = pb.TokenizeRequest(text="hi", add_special_tokens=False)
     assert check_tokenize(plain, LIMITS) == TextPrompt("hi", False)
     chat = pb.TokenizeRequest(chat={"messages": [{"role": "user", "content": "hi"}]})
-    assert check_tokenize(chat, LIMITS) == ChatPrompt((("user", "hi"),), True)
+    assert check_tokenize(chat, LIMITS) == ChatPrompt(({"role": "user", "content": "hi"},))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from octavo.errors import FailedPrecondition, Internal, InvalidArgument
 from scheduler_svc.text import TextModel, load_text_model
 from scheduler_svc.text import chat as chat_module
 from tests.fixtures.small_tokenizers import byte_level, write_folder
+from tests.unit.text.chats import chat_of
 
 SAFE = "{{ messages[0].content if messages[0].content != 'go' else raise_exception('x') }}"
 LOOP, END = "{% for i in range(9999) %}", "{% endfor %}"
@@ -64,11 +65,11 @@ def test_a_template_that_never_ends_is_refused_and_the_next_chat_works(
     model = model_of(tmp_path, tokenizer, template)
     for _ in range(2):
         with pytest.raises(InvalidArgument) as refused:
-            model.encode_chat([("user", "go")])
+            model.encode_chat(chat_of([("user", "go")]))
         assert refused.value.reason in ("CHAT_TEMPLATE_LIMIT", "CHAT_TEMPLATE_REFUSED")
         assert refused.value.field == "chat"
     if name != "at compile time":
-        assert model.render_chat([("user", "hi")]) == "fine"
+        assert model.render_chat(chat_of([("user", "hi")])) == "fine"
     model.close()
 
 
@@ -76,7 +77,7 @@ def test_a_template_that_never_ends_is_refused_and_the_next_chat_works(
 def test_a_template_stays_in_its_sandbox(tmp_path: Path, tokenizer: Tokenizer, template: str) -> None:
     model = model_of(tmp_path, tokenizer, template)
     with pytest.raises((FailedPrecondition, InvalidArgument)) as refused:
-        model.render_chat([("user", "hi")])
+        model.render_chat(chat_of([("user", "hi")]))
     assert refused.value.reason in ("BAD_CHAT_TEMPLATE", "CHAT_TEMPLATE_REFUSED")
     model.close()
 
@@ -86,18 +87,18 @@ def test_a_template_s_text_is_bounded(
 ) -> None:
     monkeypatch.setattr(chat_module, "OUTPUT_CHARS", 100)
     model = model_of(tmp_path, tokenizer, "{{ messages[0].content }}")
-    assert model.render_chat([("user", "x" * 100)]) == "x" * 100
+    assert model.render_chat(chat_of([("user", "x" * 100)])) == "x" * 100
     with pytest.raises(InvalidArgument, match="over its bounds"):
-        model.render_chat([("user", "x" * 101)])
+        model.render_chat(chat_of([("user", "x" * 101)]))
     model.close()
 
 
 def test_a_killed_renderer_is_started_again(tmp_path: Path, tokenizer: Tokenizer) -> None:
     model = model_of(tmp_path, tokenizer, SAFE)
-    assert model.render_chat([("user", "a")]) == "a"
+    assert model.render_chat(chat_of([("user", "a")])) == "a"
     os.kill(renderer_pid(model), signal.SIGKILL)
     os.waitid(os.P_PID, renderer_pid(model), os.WEXITED | os.WNOWAIT)
-    assert model.render_chat([("user", "b")]) == "b"
+    assert model.render_chat(chat_of([("user", "b")])) == "b"
     model.close()
 
 
@@ -107,7 +108,7 @@ def test_a_renderer_that_cannot_start_is_our_fault(
     monkeypatch.setattr(chat_module, "_CHILD", tmp_path / "none.py")
     model = model_of(tmp_path, tokenizer, SAFE)
     with pytest.raises(Internal):
-        model.render_chat([("user", "a")])
+        model.render_chat(chat_of([("user", "a")]))
 
 
 def test_a_frozen_renderer_is_given_up(
@@ -117,14 +118,14 @@ def test_a_frozen_renderer_is_given_up(
     model = model_of(tmp_path, tokenizer, SAFE)
     while True:  # the start itself may take longer than this test's bound
         try:
-            model.render_chat([("user", "a")])
+            model.render_chat(chat_of([("user", "a")]))
             break
         except InvalidArgument:
             monkeypatch.setattr(chat_module, "WALL_SECONDS", 20.0)
     monkeypatch.setattr(chat_module, "WALL_SECONDS", 0.2)
     os.kill(renderer_pid(model), signal.SIGSTOP)
     with pytest.raises(InvalidArgument, match="memory or time"):
-        model.render_chat([("user", "b")])
+        model.render_chat(chat_of([("user", "b")]))
     model.close()
 
 
@@ -132,13 +133,13 @@ def test_closing_or_dropping_a_model_ends_its_renderer(tmp_path: Path, tokenizer
     closed, dropped = (model_of(tmp_path / name, tokenizer, SAFE) for name in ("a", "b"))
     pids = []
     for model in (closed, dropped):
-        model.render_chat([("user", "a")])
+        model.render_chat(chat_of([("user", "a")]))
         pids.append(renderer_pid(model))
     closed.close()
     del model, dropped
     gc.collect()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert closed.render_chat([("user", "again")]) == "again"
+    assert closed.render_chat(chat_of([("user", "again")])) == "again"
     closed.close()
 
 
@@ -149,7 +150,7 @@ def test_chats_from_several_threads_do_not_mix(tmp_path: Path, tokenizer: Tokeni
     def ask(name: str) -> None:
         for number in range(30):
             text = f"{name}{number}" * 200
-            if model.render_chat([("user", text)]) != text:
+            if model.render_chat(chat_of([("user", text)])) != text:
                 wrong.append(text)
 
     threads = [threading.Thread(target=ask, args=(name,)) for name in "abcd"]

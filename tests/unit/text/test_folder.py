@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import FailedPrecondition, InvalidArgument
+from scheduler_svc.limits import ChatPrompt
 from scheduler_svc.text import TextModel, load_text_model
 from tests.fixtures.small_tokenizers import byte_level, write_folder
+from tests.unit.text.chats import chat_of
 
 CHAT = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}{{ '>' if add_generation_prompt }}"
 
@@ -55,7 +57,7 @@ def test_a35_without_a_template_chat_is_refused_and_raw_text_works(tmp_path: Pat
     model = load(tmp_path, tokenizer)
     assert not model.has_chat_template
     with pytest.raises(FailedPrecondition) as refused:
-        model.encode_chat([("user", "hi")])
+        model.encode_chat(chat_of([("user", "hi")]))
     assert refused.value.reason == "NO_CHAT_TEMPLATE"
     assert refused.value.field == "chat"
     assert model.decode(model.encode("raw text")) == "raw text"
@@ -74,8 +76,8 @@ def test_a35_a_template_in_each_of_its_places(tmp_path: Path, tokenizer: object,
         (tmp_path / "chat_template.jinja").write_text(CHAT)
     model = load_text_model(tmp_path)
     assert model.has_chat_template
-    assert model.render_chat([("user", "hi")]) == "[user] hi>"
-    assert model.render_chat([("user", "hi")], add_generation_prompt=False) == "[user] hi"
+    assert model.render_chat(chat_of([("user", "hi")])) == "[user] hi>"
+    assert model.render_chat(chat_of([("user", "hi")], False)) == "[user] hi"
     model.close()
 
 
@@ -90,7 +92,7 @@ def test_a35_the_template_writes_the_special_tokens_itself(tmp_path: Path, token
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     )
     model = load(tmp_path, tokenizer, tokenizer_config=config)
-    ids = model.encode_chat([("user", "fox"), ("assistant", "dog")])
+    ids = model.encode_chat(chat_of([("user", "fox"), ("assistant", "dog")]))
     assert ids.tolist() == [1, *model.encode("fox"), 2, *model.encode("dog"), 2]
     model.close()
 
@@ -118,7 +120,7 @@ def test_a35_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_a_broken_template_spoils_chat_alone(tmp_path: Path, tokenizer: object) -> None:
     model = load(tmp_path, tokenizer, tokenizer_config={"chat_template": "{% for m in messages %}"})
     with pytest.raises(FailedPrecondition, match="cannot be read") as refused:
-        model.encode_chat([("user", "hi")])
+        model.encode_chat(chat_of([("user", "hi")]))
     assert refused.value.reason == "BAD_CHAT_TEMPLATE"
     assert model.decode(model.encode("raw")) == "raw"
     model.close()
@@ -128,7 +130,45 @@ def test_the_template_s_own_refusal_reaches_the_client(tmp_path: Path, tokenizer
     template = "{{ raise_exception('Roles must alternate') if messages|length > 1 else messages[0].content }}"
     model = load(tmp_path, tokenizer, tokenizer_config={"chat_template": template})
     with pytest.raises(InvalidArgument, match=r"^chat: Roles must alternate$") as refused:
-        model.encode_chat([("user", "a"), ("user", "b")])
+        model.encode_chat(chat_of([("user", "a"), ("user", "b")]))
     assert refused.value.reason == "CHAT_TEMPLATE_REFUSED"
-    assert model.render_chat([("user", "next one works")]) == "next one works"
+    assert model.render_chat(chat_of([("user", "next one works")])) == "next one works"
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("generation", "sampling"),
+    [
+        ({}, {}),
+        (
+            {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_length": 9},
+            {"temperature": 0.6, "top_p": 0.9, "top_k": 20},
+        ),
+        ({"temperature": None, "min_p": 0}, {"min_p": 0}),
+        ({"do_sample": True, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+    ],
+)  # fmt: skip
+def test_a35_sampling_values_of_the_folder(
+    tmp_path: Path, tokenizer: object, generation: dict[str, object], sampling: dict[str, float]
+) -> None:
+    assert load(tmp_path, tokenizer, generation_config=generation).sampling == sampling
+
+
+def test_a35_a_sampling_value_that_is_no_number_is_named(tmp_path: Path, tokenizer: object) -> None:
+    with pytest.raises(FailedPrecondition, match=r"generation_config\.json: top_k is '20', not a number"):
+        load(tmp_path, tokenizer, generation_config={"top_k": "20"})
+
+
+def test_a35_chats_with_tools_have_a_template_of_their_own_where_the_folder_names_one(
+    tmp_path: Path, tokenizer: object
+) -> None:
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools[0].function.name }}"},
+    ]
+    model = load(tmp_path, tokenizer, tokenizer_config={"chat_template": named})
+    turn = ({"role": "user", "content": "a"},)
+    assert model.render_chat(ChatPrompt(turn)) == "plain"
+    assert model.render_chat(ChatPrompt(turn, tools=[{"function": {"name": "f"}}])) == "f"
     model.close()
