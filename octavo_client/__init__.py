@@ -25,7 +25,7 @@ from octavo_client.types import (
     TokenLogprob,
     Usage,
 )
-from octavo_client.views import PoolMap, PoolStats, RequestView, SequenceBlock, SequenceBlocks
+from octavo_client.views import Explanation, PoolMap, PoolStats, RequestView, SequenceBlock, SequenceBlocks
 
 __all__ = [
     "Accepted",
@@ -37,6 +37,7 @@ __all__ = [
     "Completion",
     "Delta",
     "Event",
+    "Explanation",
     "FinishReason",
     "Finished",
     "GenerateOptions",

@@ -137,6 +137,11 @@ class AsyncClient:
         message = kv.GetSequenceBlocksRequest(request_id=request_id)
         return convert.from_sequence_blocks(await self._call(self._kv.GetSequenceBlocks, message))
 
+    async def explain(self, request_id: str) -> views.Explanation:
+        """Why a live request waits, or what it was served. Raises NotFound."""
+        message = kv.ExplainRequestRequest(request_id=request_id)
+        return convert.from_explanation(await self._call(self._kv.ExplainRequest, message))
+
     async def is_ready(self) -> bool:
         """Whether the scheduler answers and a worker is live. Never raises for a server that is not there."""
         return await self.readiness() == ""

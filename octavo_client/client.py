@@ -144,6 +144,11 @@ class Client:
         message = kv.GetSequenceBlocksRequest(request_id=request_id)
         return convert.from_sequence_blocks(self._call(self._kv.GetSequenceBlocks, message))
 
+    def explain(self, request_id: str) -> views.Explanation:
+        """Why a live request waits, or what it was served. Raises NotFound."""
+        message = kv.ExplainRequestRequest(request_id=request_id)
+        return convert.from_explanation(self._call(self._kv.ExplainRequest, message))
+
     def is_ready(self) -> bool:
         """Whether the scheduler answers and a worker is live. Never raises for a server that is not there."""
         return self.readiness() == ""

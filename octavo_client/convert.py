@@ -172,6 +172,23 @@ def from_sequence_blocks(message: kv.GetSequenceBlocksResponse) -> views.Sequenc
     return views.SequenceBlocks(message.request_id, message.index, message.num_tokens, blocks)
 
 
+def from_explanation(message: kv.ExplainRequestResponse) -> views.Explanation:
+    need = message.need
+    spare = message.free_blocks + message.evictable_blocks - message.promised_blocks
+    needed = need.context - need.hits + need.idle_hits + need.reserve if message.HasField("need") else 0
+    return views.Explanation(
+        request=_from_summary(message.request),
+        text=message.text,
+        wait_reasons=tuple(
+            kv.WaitReason.Name(reason).removeprefix("WAIT_REASON_").lower() for reason in message.wait_reasons
+        ),
+        ahead=message.ahead,
+        missing_blocks=max(0, needed - spare) if needed else 0,
+        next_evicted=tuple(message.next_evicted_blocks),
+        next_victim=message.next_victim_request_id,
+    )
+
+
 def to_tokenize(
     prompt: str | None,
     messages: Sequence[types.Message] | None,

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from octavo_client.console import safe
-from octavo_client.views import PoolMap, PoolStats, RequestView
+from octavo_client.views import Explanation, PoolMap, PoolStats, RequestView
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ _BY_KIND = (FREE, EVICTABLE, FENCED, ACTIVE, SHARED)
 _KIND_OF_STATE = np.array([0, 1, 3, 2], np.uint8)
 _SHARED_KIND = 4
 _STATE_FREE, _STATE_FENCED = 0, 3
+EXPLAINED = 2
+"""Waiting requests that a frame explains, and the sentences it gives each."""
+_SENTENCES = 4
 
 
 @dataclass(frozen=True)
@@ -140,21 +143,43 @@ def request_table(requests: tuple[RequestView, ...], limit: int) -> RenderableTy
     return Group(table, Text(f"... and {more} more", style="dim")) if more > 0 else table
 
 
-def frame(
-    title: Text, stats: PoolStats, pool: PoolMap, rates: Rates | None, width: int, height: int
-) -> RenderableType:
+def reasons(waiting: tuple[Explanation, ...]) -> Text:
+    """Why each of these requests waits, in the scheduler's words."""
+    text = Text()
+    for found in waiting:
+        text.append(f"\n{safe(found.request.request_id)}", style="yellow")
+        for line in found.text.splitlines()[:_SENTENCES]:
+            text.append(f"\n  {safe(line)}")
+    return text
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What one frame shows. waiting: explanations of requests without a row."""
+
+    title: Text
+    stats: PoolStats
+    pool: PoolMap
+    rates: Rates | None
+    waiting: tuple[Explanation, ...] = ()
+
+
+def frame(picture: Picture, width: int, height: int) -> RenderableType:
     """The whole picture, fit for a terminal of width x height cells."""
+    stats, pool = picture.stats, picture.pool
     map_rows = max(2, min(12, height - 22))
     used_rows = min(map_rows, -(-len(pool.state) // width))
-    room = max(3, height - 19 - used_rows)
+    room = max(3, height - 19 - used_rows - len(picture.waiting) * (_SENTENCES + 1))
     parts: list[RenderableType] = [
-        title,
+        picture.title,
         pool_bar(stats, width),
         block_map(pool, width, map_rows),
-        facts(stats, rates),
+        facts(stats, picture.rates),
         Text(),
     ]
     parts.append(request_table(stats.requests, room) if stats.requests else Text("no requests", style="dim"))
+    if picture.waiting:
+        parts.append(reasons(picture.waiting))
     return Group(*parts)
 
 

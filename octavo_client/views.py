@@ -76,6 +76,22 @@ class PoolMap:
 
 
 @dataclass(frozen=True)
+class Explanation:
+    """Why a request waits or what it was served. text: sentences, one a line. wait_reasons: no_worker,
+    no_row, behind_others, no_blocks, next_step; empty when it runs. missing_blocks: what its admission
+    lacks, 0 when nothing. next_evicted: evictable blocks, the first to go first.
+    """
+
+    request: RequestView
+    text: str
+    wait_reasons: tuple[str, ...]
+    ahead: int
+    missing_blocks: int
+    next_evicted: tuple[int, ...]
+    next_victim: str
+
+
+@dataclass(frozen=True)
 class SequenceBlock:
     """One entry of a block table. fill: slots that hold a token; hash_prefix is empty when not indexed."""
 

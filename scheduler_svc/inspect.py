@@ -13,10 +13,13 @@ from octavo import arrays
 from octavo.errors import NotFound, Unimplemented
 from octavo.logging import epoch_text
 from octavo.v1 import kv_cache_pb2, kv_cache_pb2_grpc
+from scheduler_svc.core.plan import SeqId
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import SeqState
+from scheduler_svc.core.sequence import SeqState, SequenceView
 from scheduler_svc.engine import Engine
-from scheduler_svc.limits import Limits, check_sequence_blocks
+from scheduler_svc.explain import explain_response
+from scheduler_svc.limits import Limits, check_explain_request, check_sequence_blocks
+from scheduler_svc.requests import Record
 
 Context = grpc.aio.ServicerContext[Any, Any]
 DEVICE_TIER = "device"
@@ -62,7 +65,8 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
     async def ExplainRequest(
         self, request: kv_cache_pb2.ExplainRequestRequest, context: Context
     ) -> kv_cache_pb2.ExplainRequestResponse:
-        raise _not_built("ExplainRequest")
+        request_id = check_explain_request(request, self._limits)
+        return await self._engine.ask(lambda core: self._explain(core, request_id))
 
     async def FlushPrefixCache(
         self, request: kv_cache_pb2.FlushPrefixCacheRequest, context: Context
@@ -103,30 +107,40 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
         )
 
     def _summaries(self, core: Scheduler) -> list[kv_cache_pb2.RequestSummary]:
-        now = self._clock()
-        summaries = []
-        for view in core.sequences():
-            record = self._engine.find_sequence(view.seq_id)
-            summaries.append(
-                kv_cache_pb2.RequestSummary(
-                    request_id=record.request_id if record is not None else "",
-                    state=_STATES[view.state],
-                    prompt_tokens=view.prompt_len,
-                    cached_prompt_tokens=view.cached,
-                    computed_tokens=view.computed,
-                    output_tokens=view.output_len,
-                    blocks=view.num_blocks,
-                    preemptions=view.preemptions,
-                    priority=view.priority,
-                    age_seconds=max(0.0, now - view.arrival),
-                )
-            )
-        return summaries
+        return [self._summary(view) for view in core.sequences()]
 
-    def _blocks(self, core: Scheduler, request_id: str) -> kv_cache_pb2.GetSequenceBlocksResponse:
+    def _summary(self, view: SequenceView) -> kv_cache_pb2.RequestSummary:
+        return kv_cache_pb2.RequestSummary(
+            request_id=self._id_of(view.seq_id),
+            state=_STATES[view.state],
+            prompt_tokens=view.prompt_len,
+            cached_prompt_tokens=view.cached,
+            computed_tokens=view.computed,
+            output_tokens=view.output_len,
+            blocks=view.num_blocks,
+            preemptions=view.preemptions,
+            priority=view.priority,
+            age_seconds=max(0.0, self._clock() - view.arrival),
+        )
+
+    def _id_of(self, seq_id: SeqId) -> str:
+        record = self._engine.find_sequence(seq_id)
+        return record.request_id if record is not None else ""
+
+    def _explain(self, core: Scheduler, request_id: str) -> kv_cache_pb2.ExplainRequestResponse:
+        found = core.explain(self._live(request_id).seq_id, self._clock())
+        if found is None:
+            raise _not_live(request_id)
+        return explain_response(found, self._summary(found.view), self._id_of)
+
+    def _live(self, request_id: str) -> Record:
         record = self._engine.find(request_id)
         if record is None:
-            raise NotFound(f"request_id: no live request {request_id!r}", field="request_id")
+            raise _not_live(request_id)
+        return record
+
+    def _blocks(self, core: Scheduler, request_id: str) -> kv_cache_pb2.GetSequenceBlocksResponse:
+        record = self._live(request_id)
         response = kv_cache_pb2.GetSequenceBlocksResponse(request_id=request_id)
         for block_id, ref_count, fill, hash_prefix in core.sequence_blocks(record.seq_id):
             response.blocks.add(
@@ -134,6 +148,10 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
             )
             response.num_tokens += fill
         return response
+
+
+def _not_live(request_id: str) -> NotFound:
+    return NotFound(f"request_id: no live request {request_id!r}", field="request_id")
 
 
 def _not_built(method: str) -> Unimplemented:

@@ -18,9 +18,9 @@ from octavo_client import pool_view
 from octavo_client.client import Client
 from octavo_client.commands.options import add_server
 from octavo_client.console import safe, stdout_console
-from octavo_client.errors import InvalidArgument, OctavoError, Unavailable
-from octavo_client.pool_view import Rates
-from octavo_client.views import PoolStats
+from octavo_client.errors import InvalidArgument, NotFound, OctavoError, Unavailable
+from octavo_client.pool_view import EXPLAINED, Picture, Rates
+from octavo_client.views import Explanation, PoolStats
 
 _ONCE_SECONDS = 0.3
 _SMALLEST_INTERVAL = 0.05
@@ -91,8 +91,16 @@ class Watcher:
 
     def picture(self, console: Console) -> RenderableType:
         stats, rates = self.read()
-        pool = self._client.pool_map()
-        return pool_view.frame(self._title(stats), stats, pool, rates, console.width, console.height)
+        picture = Picture(self._title(stats), stats, self._client.pool_map(), rates, self._waiting(stats))
+        return pool_view.frame(picture, console.width, console.height)
+
+    def _waiting(self, stats: PoolStats) -> tuple[Explanation, ...]:
+        """Why the first few of those that wait do so; one that ended meanwhile is left out."""
+        found = []
+        for request in [r for r in stats.requests if r.state != "running"][:EXPLAINED]:
+            with contextlib.suppress(NotFound):
+                found.append(self._client.explain(request.request_id))
+        return tuple(found)
 
     def _title(self, stats: PoolStats) -> Text:
         title = Text("octavo ", style="bold")

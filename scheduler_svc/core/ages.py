@@ -97,6 +97,14 @@ class BlockClock:
     def released(self, blocks: Index) -> None:
         self._released[blocks] = self.now
 
+    def taken_at(self, block: int) -> float:
+        """When the block was last handed out."""
+        return float(self._taken[block])
+
+    def released_at(self, block: int) -> float:
+        """When nobody held the block any more, the last time."""
+        return float(self._released[block])
+
     def hit_again(self, blocks: Index) -> None:
         self._ages.reuse_gap.observe(self.now - self._released[blocks])
 

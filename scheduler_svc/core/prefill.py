@@ -33,6 +33,43 @@ it.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Blocks that an admission asks for.
+
+    context: of its whole context. hits: those of them found in the prefix index. idle_hits: hits that nobody
+    holds; they stop being available too. reserve: left for the growth of those that run.
+    """
+
+    context: int
+    hits: int
+    idle_hits: int
+    reserve: int
+
+    @property
+    def total(self) -> int:
+        """To be compared with the available blocks."""
+        return self.context - self.hits + self.idle_hits + self.reserve
+
+
+def need_of(session: Session, config: SchedulerConfig, seq: Sequence, hits: Int32Array) -> Need:
+    """What the admission of a waiting sequence with these hits needs; no reserve while nobody runs."""
+    manager, running = session.manager, session.rows.count
+    idle = int(np.count_nonzero(manager.pool.ref_count[hits] == 0))
+    reserve = max(config.watermark_blocks, running // RUNNING_PER_RESERVED_BLOCK) if running else 0
+    return Need(manager.blocks_for(len(seq.tokens)), len(hits), idle, reserve)
+
+
+def promised_blocks(session: Session) -> int:
+    """Blocks that the contexts of rows under prefill still lack."""
+    rows, manager = session.rows, session.manager
+    held_and_needed = (
+        (int(rows.num_blocks[row]), manager.blocks_for(len(seq.tokens)))
+        for row, seq in rows.prefilling.items()
+    )
+    return sum(needed - held for held, needed in held_and_needed)
+
+
 @dataclass(slots=True)
 class PrefillPass:
     """The prefill half of building one plan."""
@@ -107,13 +144,11 @@ class PrefillPass:
     def _admit(self, seq: Sequence) -> bool:
         """Gives the head of the queue a row if its whole context fits, with a reserve unless nobody runs."""
         session, manager = self.session, self.session.manager
-        spare, running = manager.pool.available - self._promised(), session.rows.count
+        spare, running = manager.pool.available - promised_blocks(session), session.rows.count
         if running and session.blocked.holds(seq.arrival, spare, manager.index.num_published):
             return False
         hits = manager.match_prefix(seq)
-        idle_hits = int(np.count_nonzero(manager.pool.ref_count[hits] == 0))  # they stop being available too
-        needed = manager.blocks_for(len(seq.tokens)) - len(hits) + idle_hits
-        needed += max(self.config.watermark_blocks, running // RUNNING_PER_RESERVED_BLOCK) if running else 0
+        needed = need_of(session, self.config, seq, hits).total
         if needed > spare:
             session.blocked = Blocked(seq.arrival, needed, manager.index.num_published)
             return False
@@ -132,15 +167,6 @@ class PrefillPass:
             self.ages.preempted.observe(np.array([manager.pool.clock.now - seq.preempted_at]))
             seq.preempted_at = None
         seq.state = SeqState.RUNNING
-
-    def _promised(self) -> int:
-        """Blocks that the contexts of rows under prefill still lack."""
-        rows, manager = self.session.rows, self.session.manager
-        held_and_needed = (
-            (int(rows.num_blocks[row]), manager.blocks_for(len(seq.tokens)))
-            for row, seq in rows.prefilling.items()
-        )
-        return sum(needed - held for held, needed in held_and_needed)
 
     def _count_lookup(self, seq: Sequence, hits: Int32Array) -> None:
         counters, manager = self.counters, self.session.manager

@@ -15,11 +15,13 @@ from scheduler_svc.core.admission import refusal_of, refusal_of_empty
 from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.batch_builder import Chunk
 from scheduler_svc.core.block_hash import HashFunction, xxh3_128
+from scheduler_svc.core.explanation import Explanation, explain
 from scheduler_svc.core.in_flight import Step
 from scheduler_svc.core.inspection import blocks_of, pool_map_of, stats_of, view_of
 from scheduler_svc.core.invariants import Audit, audit, check_plan
 from scheduler_svc.core.lifecycle import Lifecycle
 from scheduler_svc.core.plan import (
+    BlockId,
     Capacity,
     FinishReason,
     Int64Array,
@@ -34,6 +36,7 @@ from scheduler_svc.core.plan import (
     StepResult,
     TokenEvents,
 )
+from scheduler_svc.core.pool_picture import BlockView, PoolPicture, block_view_of, picture_of
 from scheduler_svc.core.preemption import choose_victim
 from scheduler_svc.core.prefill import PrefillPass
 from scheduler_svc.core.results import ResultTaker
@@ -245,6 +248,19 @@ class Scheduler:
         self._settle()
         return pool_map_of(self._lifecycle.session)
 
+    def pool_picture(self, max_tables: int) -> PoolPicture:
+        """The pool map with owners, contents and the first max_tables block tables."""
+        self._settle()
+        return picture_of(self._lifecycle.session, max_tables)
+
+    def block_view(self, block: BlockId, now: float) -> BlockView | None:
+        """One block and its neighbours in the prefix index; None without a worker or such a block."""
+        self._settle()
+        session = self._lifecycle.session
+        if session is None or not 0 <= block < session.capacity.num_blocks:
+            return None
+        return block_view_of(session, block, now)
+
     def sequence_blocks(self, seq_id: SeqId) -> list[tuple[int, int, int, str]]:
         """(block, ref_count, fill, hash prefix) of each table entry; empty if it holds no row."""
         self._settle()
@@ -254,6 +270,12 @@ class Scheduler:
     def sequences(self) -> Iterator[SequenceView]:
         """All live sequences in order of arrival."""
         return (view_of(self._lifecycle, seq) for seq in list(self._lifecycle.live.values()))
+
+    def explain(self, seq_id: SeqId, now: float) -> Explanation | None:
+        """Why the sequence waits or what it was served; None if it is not live."""
+        self._settle()
+        seq = self._lifecycle.live.get(seq_id)
+        return None if seq is None else explain(self._lifecycle, self._config, self._counters, seq, now)
 
     def _set_clock(self, now: float) -> None:
         if self._lifecycle.session is not None:

@@ -10,6 +10,7 @@ from scheduler_svc.limits.generate import check_generate
 from scheduler_svc.limits.others import (
     check_abort,
     check_detokenize,
+    check_explain_request,
     check_request_id,
     check_sequence_blocks,
     check_tokenize,
@@ -35,6 +36,7 @@ __all__ = [
     "TokenPrompt",
     "check_abort",
     "check_detokenize",
+    "check_explain_request",
     "check_generate",
     "check_prompt",
     "check_request_id",

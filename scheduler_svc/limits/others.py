@@ -54,3 +54,8 @@ def check_detokenize(
 def check_sequence_blocks(request: kv_pb.GetSequenceBlocksRequest, limits: Limits) -> str:
     """The id of the request to look up."""
     return check_request_id("request_id", request.request_id, limits)
+
+
+def check_explain_request(request: kv_pb.ExplainRequestRequest, limits: Limits) -> str:
+    """The id of the request to explain."""
+    return check_request_id("request_id", request.request_id, limits)

@@ -157,7 +157,6 @@ async def test_reflection_lists_the_services_and_later_methods_are_named(
             names = {service.name for service in answer.list_services_response.service}
         assert {"octavo.v1.InferenceService", "octavo.v1.KvCacheService", "grpc.health.v1.Health"} <= names
         later = {
-            "ExplainRequest": kv_cache_pb2.ExplainRequestRequest(request_id="x"),
             "FlushPrefixCache": kv_cache_pb2.FlushPrefixCacheRequest(),
         }
         for method, message in later.items():

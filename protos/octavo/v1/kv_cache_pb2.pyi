@@ -12,10 +12,25 @@ class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_STATE_WAITING: _ClassVar[RequestState]
     REQUEST_STATE_RUNNING: _ClassVar[RequestState]
     REQUEST_STATE_PREEMPTED: _ClassVar[RequestState]
+
+class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAIT_REASON_UNSPECIFIED: _ClassVar[WaitReason]
+    WAIT_REASON_NO_WORKER: _ClassVar[WaitReason]
+    WAIT_REASON_NO_ROW: _ClassVar[WaitReason]
+    WAIT_REASON_BEHIND_OTHERS: _ClassVar[WaitReason]
+    WAIT_REASON_NO_BLOCKS: _ClassVar[WaitReason]
+    WAIT_REASON_NEXT_STEP: _ClassVar[WaitReason]
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_WAITING: RequestState
 REQUEST_STATE_RUNNING: RequestState
 REQUEST_STATE_PREEMPTED: RequestState
+WAIT_REASON_UNSPECIFIED: WaitReason
+WAIT_REASON_NO_WORKER: WaitReason
+WAIT_REASON_NO_ROW: WaitReason
+WAIT_REASON_BEHIND_OTHERS: WaitReason
+WAIT_REASON_NO_BLOCKS: WaitReason
+WAIT_REASON_NEXT_STEP: WaitReason
 
 class RequestSummary(_message.Message):
     __slots__ = ("request_id", "state", "prompt_tokens", "cached_prompt_tokens", "computed_tokens", "output_tokens", "blocks", "preemptions", "priority", "age_seconds")
@@ -157,11 +172,49 @@ class ExplainRequestRequest(_message.Message):
     request_id: str
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
+class BlockNeed(_message.Message):
+    __slots__ = ("context", "hits", "idle_hits", "reserve")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_HITS_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    context: int
+    hits: int
+    idle_hits: int
+    reserve: int
+    def __init__(self, context: _Optional[int] = ..., hits: _Optional[int] = ..., idle_hits: _Optional[int] = ..., reserve: _Optional[int] = ...) -> None: ...
+
 class ExplainRequestResponse(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "request", "wait_reasons", "ahead", "ahead_request_ids", "need", "promised_blocks", "free_blocks", "evictable_blocks", "free_rows", "admissions", "preempted_seconds", "next_evicted_blocks", "next_victim_request_id")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    WAIT_REASONS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    NEED_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EVICTABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_VICTIM_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    request: RequestSummary
+    wait_reasons: _containers.RepeatedScalarFieldContainer[WaitReason]
+    ahead: int
+    ahead_request_ids: _containers.RepeatedScalarFieldContainer[str]
+    need: BlockNeed
+    promised_blocks: int
+    free_blocks: int
+    evictable_blocks: int
+    free_rows: int
+    admissions: int
+    preempted_seconds: float
+    next_evicted_blocks: _containers.RepeatedScalarFieldContainer[int]
+    next_victim_request_id: str
+    def __init__(self, text: _Optional[str] = ..., request: _Optional[_Union[RequestSummary, _Mapping]] = ..., wait_reasons: _Optional[_Iterable[_Union[WaitReason, str]]] = ..., ahead: _Optional[int] = ..., ahead_request_ids: _Optional[_Iterable[str]] = ..., need: _Optional[_Union[BlockNeed, _Mapping]] = ..., promised_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., evictable_blocks: _Optional[int] = ..., free_rows: _Optional[int] = ..., admissions: _Optional[int] = ..., preempted_seconds: _Optional[float] = ..., next_evicted_blocks: _Optional[_Iterable[int]] = ..., next_victim_request_id: _Optional[str] = ...) -> None: ...
 
 class FlushPrefixCacheRequest(_message.Message):
     __slots__ = ("cache_salt",)

@@ -243,6 +243,24 @@ class KvCache(kv_cache_pb2_grpc.KvCacheServiceServicer):
             cached=bytes([0, 1, 1]),
         )
 
+    def ExplainRequest(  # noqa: N802
+        self, request: kv.ExplainRequestRequest, context: grpc.ServicerContext
+    ) -> kv.ExplainRequestResponse:
+        if request.request_id != "a":
+            refuse(context, REFUSALS["gone"])
+        return kv.ExplainRequestResponse(
+            text="Waits for KV blocks.\nIt needs 3 blocks.",
+            request=kv.RequestSummary(request_id="a", state=kv.REQUEST_STATE_WAITING),
+            wait_reasons=[kv.WAIT_REASON_NO_BLOCKS],
+            ahead=1,
+            need=kv.BlockNeed(context=4, hits=1),
+            free_blocks=1,
+            evictable_blocks=1,
+            promised_blocks=1,
+            next_evicted_blocks=[7],
+            next_victim_request_id="b",
+        )
+
     def GetSequenceBlocks(  # noqa: N802
         self, request: kv.GetSequenceBlocksRequest, context: grpc.ServicerContext
     ) -> kv.GetSequenceBlocksResponse:

@@ -32,6 +32,7 @@ async def test_generate_and_the_small_calls(client: AsyncClient) -> None:
     assert (await client.stats(requests=True)).requests[0].request_id == "a"
     assert (await client.pool_map()).fill.tolist() == [0, 4, 3]
     assert (await client.sequence_blocks("a")).num_tokens == 3
+    assert (await client.explain("a")).missing_blocks == 2
 
 
 @pytest.mark.parametrize("word", sorted(REFUSALS))

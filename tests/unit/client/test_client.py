@@ -223,6 +223,14 @@ def test_stats_pool_map_and_block_table(client: Client) -> None:
         client.sequence_blocks("b")
 
 
+def test_an_explanation_says_what_is_missing(client: Client) -> None:
+    found = client.explain("a")
+    assert (found.wait_reasons, found.missing_blocks, found.ahead) == (("no_blocks",), 2, 1)
+    assert (found.next_evicted, found.next_victim, found.request.state) == ((7,), "b", "waiting")
+    with pytest.raises(e.NotFound):
+        client.explain("b")
+
+
 def test_wait_ready_waits_for_a_worker(client: Client, stub: StubScheduler) -> None:
     client.wait_ready(5)
     stub.serving(False)

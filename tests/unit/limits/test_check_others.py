@@ -14,6 +14,7 @@ from scheduler_svc.limits import (
     TextPrompt,
     check_abort,
     check_detokenize,
+    check_explain_request,
     check_request_id,
     check_sequence_blocks,
     check_tokenize,
@@ -91,3 +92,6 @@ def test_request_ids_that_name_a_request() -> None:
     assert check_sequence_blocks(kv_pb.GetSequenceBlocksRequest(request_id="a"), LIMITS) == "a"
     with pytest.raises(InvalidArgument, match=r"^request_id: is empty"):
         check_sequence_blocks(kv_pb.GetSequenceBlocksRequest(), LIMITS)
+    assert check_explain_request(kv_pb.ExplainRequestRequest(request_id="a"), LIMITS) == "a"
+    with pytest.raises(InvalidArgument, match=r"^request_id: is empty"):
+        check_explain_request(kv_pb.ExplainRequestRequest(), LIMITS)

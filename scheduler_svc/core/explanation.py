@@ -1,0 +1,109 @@
+"""Why a sequence waits, what it was served, and what would give way next, in the scheduler's own terms.
+
+Owns nothing; asks the same questions as an admission and changes nothing. Invariant: what it says a waiting
+sequence needs is what the next admission will compare with the pool, unless something changes before.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from scheduler_svc.core.inspection import view_of
+from scheduler_svc.core.lifecycle import Lifecycle
+from scheduler_svc.core.plan import Int32Array, SchedulerConfig, SeqId, no_ids
+from scheduler_svc.core.preemption import choose_victim
+from scheduler_svc.core.prefill import Need, need_of, promised_blocks
+from scheduler_svc.core.sequence import Sequence, SequenceView
+from scheduler_svc.core.session import Session
+from scheduler_svc.core.stats import Counters
+
+NAMED = 8
+"""Sequences ahead and blocks next to be evicted that are named; the rest is counted."""
+
+
+class WaitReason(Enum):
+    """Why a sequence has no row, the most basic first; several may hold."""
+
+    NO_WORKER = "no_worker"
+    NO_ROW = "no_row"
+    BEHIND_OTHERS = "behind_others"
+    NO_BLOCKS = "no_blocks"
+    NEXT_STEP = "next_step"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One sequence at one moment.
+
+    reasons: why it waits, none when it runs. ahead: sequences that the queue serves first; first_ahead: the
+    first of them. need: what its admission asks of the pool, None when it runs or there is no worker.
+    promised: blocks that prefills under way still lack. preempted_for: seconds since it lost its row, None
+    when it has one or never had. next_evicted: [<= NAMED] evictable blocks, the first to go first; free ones
+    go before all of them. next_victim: who loses its blocks next for lack of others, None when at most one
+    runs.
+    """
+
+    view: SequenceView
+    reasons: tuple[WaitReason, ...]
+    ahead: int
+    first_ahead: tuple[SeqId, ...]
+    need: Need | None
+    promised: int
+    free_blocks: int
+    evictable_blocks: int
+    free_rows: int
+    admissions: int
+    preempted_for: float | None
+    next_evicted: Int32Array
+    next_victim: SeqId | None
+
+    @property
+    def spare_blocks(self) -> int:
+        """Blocks that an admission could take now."""
+        return self.free_blocks + self.evictable_blocks - self.promised
+
+
+def explain(
+    lifecycle: Lifecycle, config: SchedulerConfig, counters: Counters, seq: Sequence, now: float
+) -> Explanation:
+    """Costs a walk over the queue, and a look-up in the prefix index for a sequence that waits."""
+    session, waits = lifecycle.session, seq.row < 0
+    waiting = lifecycle.waiting.sequences() if waits else []
+    before = sorted((other for other in waiting if other.order < seq.order), key=lambda other: other.order)
+    need = _need(session, config, counters, seq) if waits and session is not None else None
+    promised = promised_blocks(session) if session is not None else 0
+    pool = session.manager.pool if session is not None else None
+    running = session.rows.running() if session is not None else []
+    lost_at = seq.preempted_at if waits else None
+    return Explanation(
+        view=view_of(lifecycle, seq),
+        reasons=_reasons(session, need, promised, len(before)) if waits else (),
+        ahead=len(before),
+        first_ahead=tuple(other.seq_id for other in before[:NAMED]),
+        need=need,
+        promised=promised,
+        free_blocks=pool.num_free if pool is not None else 0,
+        evictable_blocks=pool.lru.count if pool is not None else 0,
+        free_rows=session.rows.num_free if session is not None else 0,
+        admissions=seq.admissions,
+        preempted_for=max(0.0, now - lost_at) if lost_at is not None else None,
+        next_evicted=pool.lru.oldest(min(NAMED, pool.lru.count)) if pool is not None else no_ids(),
+        next_victim=choose_victim(running).seq_id if len(running) > 1 else None,
+    )
+
+
+def _need(session: Session, config: SchedulerConfig, counters: Counters, seq: Sequence) -> Need:
+    collisions = counters.prefix_collisions
+    hits = session.manager.match_prefix(seq)
+    counters.prefix_collisions = collisions  # a look is no look-up of a request
+    return need_of(session, config, seq, hits)
+
+
+def _reasons(session: Session | None, need: Need | None, promised: int, ahead: int) -> tuple[WaitReason, ...]:
+    if session is None or need is None:
+        return (WaitReason.NO_WORKER,)
+    holds = {
+        WaitReason.NO_ROW: session.rows.num_free == 0,
+        WaitReason.BEHIND_OTHERS: ahead > 0,
+        WaitReason.NO_BLOCKS: need.total > session.manager.pool.available - promised,
+    }
+    return tuple(reason for reason, true in holds.items() if true) or (WaitReason.NEXT_STEP,)

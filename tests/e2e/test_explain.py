@@ -1,0 +1,61 @@
+"""ExplainRequest over gRPC: why a request waits and what it was served, in fields and in words."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from octavo.v1 import kv_cache_pb2 as kv
+from tests.e2e.processes import Processes
+from tests.e2e.rig import SMALL, Rig, prompt_of, rig_at, seat_scheduler
+from tests.e2e.service import request
+
+
+async def explain(rig: Rig, request_id: str) -> kv.ExplainRequestResponse:
+    answer: kv.ExplainRequestResponse = await rig.service.kv.ExplainRequest(
+        kv.ExplainRequestRequest(request_id=request_id)
+    )
+    return answer
+
+
+async def test_who_waits_is_told_why_and_who_runs_what_it_was_served(
+    processes: Processes, tiny_llama: Path
+) -> None:
+    seat = await asyncio.to_thread(seat_scheduler, processes, tiny_llama)
+    async with rig_at(seat, replace(SMALL, num_blocks=16)) as rig:
+        await rig.service.generate(prompt_of(13), 1)
+        _, first = await rig.begin(request(prompt_of(13) + [5] * 12, 30, request_id="first"))
+        rig.fake.hold()
+        await asyncio.sleep(0.05)
+        others = [
+            asyncio.create_task(rig.service.run(request(prompt_of(40, seed), 2, request_id=f"r{seed}")))
+            for seed in (1, 2)
+        ]
+        await rig.service.wait_waiting(2)
+        found = {name: await explain(rig, name) for name in ("first", "r1", "r2")}
+        first_found, head, second = found["first"], found["r1"], found["r2"]
+        if head.ahead:
+            head, second = second, head
+        assert list(head.wait_reasons) == [kv.WAIT_REASON_NO_BLOCKS]
+        assert list(second.wait_reasons) == [kv.WAIT_REASON_BEHIND_OTHERS, kv.WAIT_REASON_NO_BLOCKS]
+        assert list(second.ahead_request_ids) == [head.request.request_id]
+        assert (head.need.context, head.need.reserve) == (10, 1)
+        lines = head.text.splitlines()
+        assert lines[0] == "Waits for KV blocks."
+        assert lines[1] == (
+            "It needs 11 blocks: 10 for its context of 40 tokens, plus a reserve of 1 for those that run."
+        )
+        spare = head.free_blocks + head.evictable_blocks - head.promised_blocks
+        assert lines[2].startswith(f"The pool can spare {spare}: {head.free_blocks} free and")
+        assert lines[2].endswith(f"; {11 - spare} are missing.")
+        assert list(first_found.wait_reasons) == []
+        assert "12 of its 25 prompt tokens came from the prefix cache" in first_found.text
+        assert first_found.request.blocks >= 7
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await explain(rig, "nobody")
+        assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
+        await rig.fake.release()
+        await asyncio.gather(first, *others)
+        await rig.service.wait_idle()
