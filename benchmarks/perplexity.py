@@ -40,7 +40,7 @@ def attention_of(runner: ModelRunner, tokens: int) -> StepAttention:
     return StepAttention(
         pool=runner.pool,
         kernels=runner.kernels,
-        scale=runner.decoder.config.head_dim**-0.5,
+        scale=runner.decoder.config.attention_scale,
         slot_mapping=torch.arange(tokens, dtype=torch.int32),
         block_tables=blocks.view(1, -1),
         cu_query_lens=torch.tensor([0, tokens], dtype=torch.int32),

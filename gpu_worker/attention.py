@@ -4,7 +4,7 @@ Owns the step's view of the pool; knows no weights. Invariant: in every layer th
 precedes the attention of any row, so that a row may hit a block that the same step fills.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from paged_kernels.dispatch import Kernels
 @dataclass(frozen=True, slots=True)
 class StepAttention:
     """R rows, T tokens: slot_mapping [T], block_tables [R, W], cu_query_lens [R + 1], context_lens [R],
-    int32.
+    int32. windows: tokens that each layer sees, 0: all; empty: no layer has one.
     """
 
     pool: KvPool
@@ -27,6 +27,8 @@ class StepAttention:
     context_lens: Tensor
     max_query_len: int
     max_context_len: int
+    softcap: float = 0.0
+    windows: tuple[int, ...] = field(default=())
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [T, Hq, D], key and value [T, Hkv, D] -> [T, Hq, D]; a `decoder.Attend`."""
@@ -42,4 +44,6 @@ class StepAttention:
             self.scale,
             self.max_query_len,
             self.max_context_len,
+            window=self.windows[layer] if self.windows else 0,
+            softcap=self.softcap,
         )

@@ -13,7 +13,9 @@ from gpu_worker import host
 from gpu_worker.config import Settings
 from gpu_worker.device import Device
 from gpu_worker.errors import SettingsError
-from gpu_worker.models.cpu_decoder import HEAD_FORMATS, runs_here
+from gpu_worker.models.cpu_decoder import HEAD_FORMATS, obstacle, runs_here
+from gpu_worker.models.fused_decoder import obstacle as fused_obstacle
+from gpu_worker.models.registry import ModelConfig
 from paged_kernels.contracts import BackendUnavailableError
 from paged_kernels.cpu_impl import library
 from paged_kernels.dispatch import Choice, Kernels
@@ -21,12 +23,14 @@ from paged_kernels.dispatch import Choice, Kernels
 _log = logging.getLogger(__name__)
 
 
-def default_dtype(device: Device, settings: Settings) -> tuple[torch.dtype, str] | None:
-    """bfloat16 where the compiled kernels run and the processor multiplies it directly; else None.
+def default_dtype(device: Device, settings: Settings, config: ModelConfig) -> tuple[torch.dtype, str] | None:
+    """bfloat16 where the compiled layers run and the processor multiplies it directly; else None.
 
     There a token's bits do not depend on its batch in either dtype, so bfloat16 costs no reproducibility.
     """
     if device.torch_device.type != "cpu" or settings.kernel_backend not in ("auto", "cpu"):
+        return None
+    if obstacle(config):
         return None
     try:
         fast = library.load().bf16_dot
@@ -36,11 +40,11 @@ def default_dtype(device: Device, settings: Settings) -> tuple[torch.dtype, str]
     return (torch.bfloat16, reason) if fast else None
 
 
-def with_layers(kernels: Kernels, dtype: torch.dtype, settings: Settings) -> Kernels:
+def with_layers(kernels: Kernels, dtype: torch.dtype, settings: Settings, config: ModelConfig) -> Kernels:
     """The kernels with one more choice: who runs the decoder's layers. Raises SettingsError for a
     quantisation that only the compiled layers have.
     """
-    if runs_here(kernels, dtype):
+    if runs_here(kernels, dtype, config):
         weights = str(dtype).removeprefix("torch.")
         if settings.quantize != "none":
             weights = (
@@ -49,9 +53,19 @@ def with_layers(kernels: Kernels, dtype: torch.dtype, settings: Settings) -> Ker
         why = f"compiled, weights packed as {weights}"
         return replace(kernels, choices=[*kernels.choices, Choice("layers", "cpu", why)])
     if settings.quantize != "none":
-        why = kernels.choices[0].why
-        raise SettingsError(f"quantize: {settings.quantize} needs the compiled CPU kernels ({why})")
-    return kernels
+        why = f"they lack {lacking}" if (lacking := obstacle(config)) else kernels.choices[0].why
+        raise SettingsError(f"quantize: {settings.quantize} needs the compiled CPU layers ({why})")
+    if kernels.fused is None:
+        why = (
+            f"the compiled layers lack {lacking}" if (lacking := obstacle(config)) else kernels.choices[0].why
+        )
+        return replace(kernels, choices=[*kernels.choices, Choice("layers", "torch", why)])
+    lacking = fused_obstacle(config)
+    choice = Choice("layers", "torch", f"the fused kernels lack {lacking}")
+    if not lacking:
+        choice = Choice("layers", "triton", "fused, few launches a layer")
+    fused = None if lacking else kernels.fused
+    return replace(kernels, fused=fused, choices=[*kernels.choices, choice])
 
 
 def take_threads(settings: Settings) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.errors import SettingsError
-from gpu_worker.models.registry import ModelConfig
+from gpu_worker.models.registry import ModelShape
 
 LAYOUT = "kv,layer,block,slot,kv_head,head_dim"
 MAX_SLOTS = 2**31 - 1
@@ -121,7 +121,7 @@ def _gib(count: int) -> str:
     return f"{count / GIB:.3g} GiB"
 
 
-def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+def bytes_per_block(config: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of K and V of one block in all layers."""
     return 2 * config.num_layers * block_size * config.kv_size * dtype.itemsize
 
@@ -132,7 +132,7 @@ class KvPool:
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self, config: ModelShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size

@@ -68,8 +68,10 @@ def examine(settings: Settings) -> Examined:
         config = replace(config, num_layers=settings.num_layers)
     dtype, why = DTYPES.get(settings.dtype), "asked for"
     if dtype is None:
-        dtype, why = cpu_choice.default_dtype(device, settings) or device.default_dtype(config.stored_dtype)
-    limit = config.rope.context_limit
+        dtype, why = cpu_choice.default_dtype(device, settings, config) or device.default_dtype(
+            config.stored_dtype
+        )
+    limit = config.context_limit
     max_model_len = settings.max_model_len or limit
     if max_model_len > limit:
         raise SettingsError(f"max_model_len: {max_model_len}, the model's limit is {limit}")
@@ -79,7 +81,7 @@ def examine(settings: Settings) -> Examined:
         )
     except KernelError as error:
         raise SettingsError(str(error)) from error
-    kernels = cpu_choice.with_layers(kernels, dtype, settings)
+    kernels = cpu_choice.with_layers(kernels, dtype, settings, config)
     block_bytes = bytes_per_block(config, settings.block_size, dtype)
     return Examined(
         settings, files, config, device, dtype, why, kernels, max_model_len, block_bytes,
@@ -121,7 +123,7 @@ def load(found: Examined) -> Loaded:
 
 def _loaded_decoder(found: Examined) -> Decoder | CpuDecoder:
     """The decoder with its weights, packed where the compiled layers run. Quantised from float32."""
-    packed = runs_here(found.kernels, found.dtype)
+    packed = runs_here(found.kernels, found.dtype, found.config)
     quantize = None if found.settings.quantize == "none" else found.settings.quantize
     dtype = torch.float32 if quantize else found.dtype
     decoder = Decoder(found.config, found.device.torch_device, dtype, found.max_model_len)

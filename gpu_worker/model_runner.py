@@ -18,7 +18,7 @@ from gpu_worker.input_buffers import InputBuffers, StepTensors
 from gpu_worker.kv_pool import KvPool
 from gpu_worker.models.cpu_decoder import CpuDecoder
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.fused_decoder import FusedDecoder, FusedStep
+from gpu_worker.models.fused_decoder import FusedDecoder, FusedStep, obstacle
 from gpu_worker.rows import Limits, RowTable
 from gpu_worker.sampler import SampleRows, sample
 from gpu_worker.wire import Int32Array, Plan
@@ -91,11 +91,10 @@ class ModelRunner:
         self.kernels = kernels
         self.rows = RowTable(limits)
         self.fused: FusedDecoder | None = None
-        if kernels.fused is not None and isinstance(decoder, Decoder):
+        if kernels.fused is not None and isinstance(decoder, Decoder) and not obstacle(decoder.config):
             self.fused = FusedDecoder(decoder, pool, kernels, kernels.fused)
         self._graphs: GraphRunner | None = None
         self._buffers = InputBuffers(device, self.rows)
-        self._scale = decoder.config.head_dim**-0.5
         self._last_end: Marker | None = None
 
     def reset(self) -> None:
@@ -221,13 +220,15 @@ class ModelRunner:
         attend = StepAttention(
             pool=self.pool,
             kernels=self.kernels,
-            scale=self._scale,
+            scale=self.decoder.config.attention_scale,
             slot_mapping=step.slot_mapping,
             block_tables=step.block_tables,
             cu_query_lens=step.cu_query_lens,
             context_lens=step.context_lens,
             max_query_len=max_query_len,
             max_context_len=max_context_len,
+            softcap=self.decoder.config.attention_softcap,
+            windows=self.decoder.config.windows,
         )
         hidden = self.decoder.forward(step.input_ids, step.positions, attend)
         if not len(step.sample_positions):

@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.attention import StepAttention
-from gpu_worker.models.decoder import Decoder, Layer
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.layer_weights import Layer
+from gpu_worker.models.registry import ModelConfig
 from gpu_worker.models.rope import cos_sin_table
 from paged_kernels.cpu_impl.layers import Head, LayerStack, LayerWeights, Rows
 from paged_kernels.cpu_impl.linear import pack
@@ -20,9 +22,26 @@ HEAD_FORMATS = {"int4": "int8"}
 """The head decides the token: four bits there cost more than they save."""
 
 
-def runs_here(kernels: Kernels, dtype: torch.dtype) -> bool:
-    """Whether the compiled kernels were chosen, for a dtype that they have."""
-    return dtype in FORMATS and any(choice.backend == "cpu" for choice in kernels.choices)
+def obstacle(config: ModelConfig) -> str:
+    """What the compiled layers lack for this decoder, or nothing."""
+    missing = {
+        "norms after a block": config.norms != "before",
+        "norms of all of q and k": config.qk_norm == "width",
+        "experts": config.experts is not None,
+        f"the activation {config.activation}": config.activation != "silu",
+        "partial rotation": config.rope.rotary_dim != config.head_dim,
+        "a rope of their own for some layers": config.local_rope is not None,
+        "a window": any(config.windows),
+        "a soft cap": bool(config.attention_softcap or config.logits_softcap),
+        "a scaled embedding": config.embedding_scale != 1,
+    }
+    return ", ".join(name for name, lacks in missing.items() if lacks)
+
+
+def runs_here(kernels: Kernels, dtype: torch.dtype, config: ModelConfig) -> bool:
+    """Whether the compiled kernels were chosen, for a dtype and a decoder that their layers have."""
+    chosen = any(choice.backend == "cpu" for choice in kernels.choices)
+    return chosen and dtype in FORMATS and not obstacle(config)
 
 
 class CpuDecoder:
@@ -46,14 +65,17 @@ class CpuDecoder:
         self._stack = LayerStack(layers, config.num_heads, config.head_dim, config.norm_eps, table)
 
     def _packed(self, layer: Layer) -> LayerWeights:
+        assert layer.input_norm is not None
+        assert layer.post_norm is not None
+        gate_up, down = layer.mlp
         weights = LayerWeights(
             input_norm=layer.input_norm.float(),
             post_norm=layer.post_norm.float(),
             qk_norm=None if layer.qk_norm is None else layer.qk_norm.float(),
             qkv=pack(layer.qkv, self.format, layer.qkv_bias),
             out=pack(layer.out, self.format, layer.out_bias),
-            gate_up=pack(layer.gate_up, self.format, layer.gate_up_bias, gated=True),
-            down=pack(layer.down, self.format, layer.down_bias),
+            gate_up=pack(gate_up, self.format, layer.gate_up_bias, gated=True),
+            down=pack(down, self.format, layer.down_bias),
         )
         layer.qkv = layer.out = layer.gate_up = layer.down = torch.empty(0)
         return weights

@@ -1,4 +1,4 @@
-"""The one decoder: Llama and Qwen3 families by configuration, with packed qkv and gate-up matrices.
+"""The one decoder: every family of the registry by configuration, with packed qkv and gate-up matrices.
 
 Owns the weights and the forward pass over a flat batch of tokens; knows neither rows nor the pool, which hide
 behind `Attend`. Invariant: every weight of a checkpoint has exactly one destination, listed by
@@ -6,41 +6,26 @@ behind `Attend`. Invariant: every weight of a checkpoint has exactly one destina
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.models import layers
+from gpu_worker.models.experts import mixture
+from gpu_worker.models.layer_weights import Layer, empty_layer, layer_views
 from gpu_worker.models.registry import ModelConfig
 from gpu_worker.models.rope import cos_sin_table
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, Hq, D]: stores k and v, then attends."""
-
-
-@dataclass(slots=True)
-class Layer:
-    """One layer's weights. q, k and v are rows of `qkv`; gate and up are rows of `gate_up`."""
-
-    input_norm: Tensor
-    qkv: Tensor
-    out: Tensor
-    post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
-    qkv_bias: Tensor | None = None
-    out_bias: Tensor | None = None
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
-    qk_norm: Tensor | None = None
+Rotation = tuple[Tensor, Tensor]
 
 
 class Decoder:
     """A decoder with empty weights; `loader.load` fills them.
 
-    max_positions: rows of the rotary table, the longest context in tokens.
+    max_positions: rows of the rotary tables, the longest context in tokens.
     """
 
     def __init__(
@@ -53,34 +38,24 @@ class Decoder:
         self.head = self.embedding
         if not config.tie_embeddings:
             self.head = self._empty(config.vocab_size, config.hidden_size)
-        self.norm = self._empty(config.hidden_size)
-        self.layers = [self._layer() for _ in range(config.num_layers)]
+        self.norm = self._empty_norm(config.hidden_size)
+        self.layers = [
+            empty_layer(config, index, self._empty, self._empty_norm) for index in range(config.num_layers)
+        ]
         self.rope_table = cos_sin_table(config.rope, max_positions, device, dtype)
+        self.local_rope_table = self.rope_table
+        if config.local_rope is not None:
+            self.local_rope_table = cos_sin_table(config.local_rope, max_positions, device, dtype)
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def _layer(self) -> Layer:
-        c = self.config
-        qkv_size = c.q_size + 2 * c.kv_size
-        layer = Layer(
-            input_norm=self._empty(c.hidden_size),
-            qkv=self._empty(qkv_size, c.hidden_size),
-            out=self._empty(c.hidden_size, c.q_size),
-            post_norm=self._empty(c.hidden_size),
-            gate_up=self._empty(2 * c.intermediate_size, c.hidden_size),
-            down=self._empty(c.hidden_size, c.intermediate_size),
-        )
-        if c.qkv_bias:
-            layer.qkv_bias = self._empty(qkv_size)
-        if c.out_bias:
-            layer.out_bias = self._empty(c.hidden_size)
-        if c.mlp_bias:
-            layer.gate_up_bias = self._empty(2 * c.intermediate_size)
-            layer.down_bias = self._empty(c.hidden_size)
-        if c.qk_norm:
-            layer.qk_norm = self._empty(c.num_heads + c.num_kv_heads, c.head_dim)
-        return layer
+    def _empty_norm(self, *shape: int) -> Tensor:
+        """Norms that are added to 1 keep their bits, as transformers keeps them: 1 + w in float32."""
+        narrow = self.dtype in (torch.bfloat16, torch.float16)
+        dtype = torch.float32 if narrow and self.config.norm_offset else self.dtype
+        return torch.empty(shape, dtype=dtype, device=self.device)
 
     def destinations(self) -> dict[str, Tensor]:
         """Each checkpoint name (Hugging Face) and the view its values are copied into; shapes are the file's.
@@ -91,69 +66,79 @@ class Decoder:
         if not self.config.tie_embeddings:
             views["lm_head.weight"] = self.head
         for index, layer in enumerate(self.layers):
-            for name, view in self._layer_views(layer).items():
+            for name, view in layer_views(self.config, layer).items():
                 views[f"model.layers.{index}.{name}"] = view
         return views
 
-    def _layer_views(self, layer: Layer) -> dict[str, Tensor]:
-        c = self.config
-        views = {
-            "input_layernorm.weight": layer.input_norm,
-            "post_attention_layernorm.weight": layer.post_norm,
-            "self_attn.o_proj.weight": layer.out,
-            "mlp.down_proj.weight": layer.down,
-        }
-        for suffix, qkv, gate_up in (
-            ("weight", layer.qkv, layer.gate_up),
-            ("bias", layer.qkv_bias, layer.gate_up_bias),
-        ):
-            if qkv is not None:
-                parts = torch.split(qkv, [c.q_size, c.kv_size, c.kv_size])
-                views |= {f"self_attn.{x}_proj.{suffix}": part for x, part in zip("qkv", parts, strict=True)}
-            if gate_up is not None:
-                gate, up = gate_up.chunk(2)
-                views |= {f"mlp.gate_proj.{suffix}": gate, f"mlp.up_proj.{suffix}": up}
-        if layer.out_bias is not None:
-            views["self_attn.o_proj.bias"] = layer.out_bias
-        if layer.down_bias is not None:
-            views["mlp.down_proj.bias"] = layer.down_bias
-        if layer.qk_norm is not None:
-            q_norm, k_norm = torch.split(layer.qk_norm, [c.num_heads, c.num_kv_heads])
-            views |= {"self_attn.q_norm.weight": q_norm, "self_attn.k_norm.weight": k_norm}
-        return views
+    def finish_loading(self) -> None:
+        """Called once, when every destination holds the checkpoint's values."""
+        if self.config.norm_offset:
+            for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms)):
+                norm.add_(1)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights and the rotary table, a tied head counted once."""
-        tensors = {view.untyped_storage().data_ptr(): view for view in self.destinations().values()}
-        return sum(t.untyped_storage().nbytes() for t in (*tensors.values(), self.rope_table))
+        """Bytes of all weights and the rotary tables, a tied head counted once."""
+        held = (*self.destinations().values(), self.rope_table, self.local_rope_table)
+        tensors = {view.untyped_storage().data_ptr(): view for view in held}
+        return sum(t.untyped_storage().nbytes() for t in tensors.values())
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The hidden states [T, hidden] before the final norm; input_ids and positions [T] int64."""
-        hidden = F.embedding(input_ids, self.embedding)
-        cos, sin = layers.spread_rotation(self.rope_table.index_select(0, positions))
-        eps = self.config.norm_eps
+        hidden = self.embed(input_ids)
+        rotation = layers.spread_rotation(self.rope_table.index_select(0, positions))
+        local = rotation
+        if self.config.local_rope is not None:
+            local = layers.spread_rotation(self.local_rope_table.index_select(0, positions))
         for index, layer in enumerate(self.layers):
-            normed = layers.rms_norm(hidden, layer.input_norm, eps)
-            hidden += self._attention(index, layer, normed, cos, sin, attend)
-            normed = layers.rms_norm(hidden, layer.post_norm, eps)
-            gated = layers.gated(F.linear(normed, layer.gate_up, layer.gate_up_bias))
-            hidden += F.linear(gated, layer.down, layer.down_bias)
+            turn = local if self.config.local_layers[index] else rotation
+            attended = self._attention(index, layer, self._norm(hidden, layer.input_norm), turn, attend)
+            hidden += self._norm(attended, layer.attention_out_norm)
+            hidden += self._norm(self._mlp(layer, self._norm(hidden, layer.post_norm)), layer.mlp_out_norm)
         return hidden
 
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """The first hidden states [T, hidden] of input_ids [T]."""
+        hidden = F.embedding(input_ids, self.embedding)
+        return hidden if self.config.embedding_scale == 1 else hidden * self._embedding_scale
+
+    def _norm(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
+        return hidden if weight is None else layers.rms_norm(hidden, weight, self.config.norm_eps)
+
     def _attention(
-        self, index: int, layer: Layer, normed: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+        self, index: int, layer: Layer, normed: Tensor, rotation: Rotation, attend: Attend
     ) -> Tensor:
         c = self.config
         qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(normed.shape[0], -1, c.head_dim)
         rotating = qkv[:, : c.num_heads + c.num_kv_heads]
         if layer.qk_norm is not None:
-            rotating = layers.head_norm(rotating, layer.qk_norm, c.norm_eps)
-        rotated = layers.rotate(rotating, cos, sin)
+            rotating = self._qk_norm(rotating, layer.qk_norm)
+        rotated = layers.rotate(rotating, *rotation)
         query, key = rotated[:, : c.num_heads], rotated[:, c.num_heads :]
         attended = attend(index, query, key, qkv[:, c.num_heads + c.num_kv_heads :])
         return F.linear(attended.reshape(normed.shape[0], c.q_size), layer.out, layer.out_bias)
 
+    def _qk_norm(self, heads: Tensor, weight: Tensor) -> Tensor:
+        c = self.config
+        if c.qk_norm == "head":
+            return layers.head_norm(heads, weight, c.norm_eps)
+        query, key = heads[:, : c.num_heads], heads[:, c.num_heads :]
+        parts = ((query, weight[: c.num_heads]), (key, weight[c.num_heads :]))
+        normed = [
+            layers.rms_norm(x.flatten(1), scale.flatten(), c.norm_eps).view(x.shape) for x, scale in parts
+        ]
+        return torch.cat(normed, 1)
+
+    def _mlp(self, layer: Layer, normed: Tensor) -> Tensor:
+        c = self.config
+        if layer.experts is not None:
+            assert c.experts is not None
+            return mixture(normed, layer.experts, c.experts.chosen, c.experts.normalize, c.activation)
+        gate_up, down = layer.mlp
+        gated = layers.gated(F.linear(normed, gate_up, layer.gate_up_bias), c.activation)
+        return F.linear(gated, down, layer.down_bias)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [S, vocab] of hidden states [S, hidden]."""
-        return F.linear(layers.rms_norm(hidden, self.norm, self.config.norm_eps), self.head)
+        logits = F.linear(layers.rms_norm(hidden, self.norm, self.config.norm_eps), self.head)
+        return layers.soft_cap(logits, self.config.logits_softcap)

@@ -11,8 +11,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.kv_pool import KvPool
-from gpu_worker.models.decoder import Decoder, Layer
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.layer_weights import Layer
+from gpu_worker.models.registry import ModelConfig
 from paged_kernels.dispatch import FusedKernels, Kernels
+
+
+def obstacle(config: ModelConfig) -> str:
+    """What the fused kernels lack for this decoder, or nothing."""
+    missing = {
+        "norms after a block": config.norms != "before",
+        "norms added to 1": config.norm_offset,
+        "norms of all of q and k": config.qk_norm == "width",
+        "experts": config.experts is not None,
+        f"the activation {config.activation}": config.activation != "silu",
+        "partial rotation": config.rope.rotary_dim != config.head_dim,
+        "a soft cap": bool(config.attention_softcap or config.logits_softcap),
+        "a scaled embedding": config.embedding_scale != 1,
+    }
+    return ", ".join(name for name, lacks in missing.items() if lacks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +52,7 @@ class FusedStep:
 
 
 class FusedDecoder:
-    """A decoder's weights with the kernels that run them over one pool."""
+    """A decoder's weights with the kernels that run them over one pool; its config has no `obstacle`."""
 
     def __init__(self, decoder: Decoder, pool: KvPool, kernels: Kernels, fused: FusedKernels) -> None:
         self.decoder = decoder
@@ -44,10 +61,11 @@ class FusedDecoder:
         self._pool = pool
         self._kernels = kernels
         self._eps = decoder.config.norm_eps
-        self._scale = decoder.config.head_dim**-0.5
+        self._scale = decoder.config.attention_scale
         first = decoder.layers[0]
-        plain = [(weight.shape[1], weight.shape[0], False) for weight in (first.qkv, first.out, first.down)]
-        gated = (first.gate_up.shape[1], first.gate_up.shape[0] // 2, True)
+        gate_up, down = first.mlp
+        plain = [(weight.shape[1], weight.shape[0], False) for weight in (first.qkv, first.out, down)]
+        gated = (gate_up.shape[1], gate_up.shape[0] // 2, True)
         self._weights = [*plain, gated]
 
     def logits(self, hidden: Tensor, step: FusedStep) -> Tensor:
@@ -71,8 +89,9 @@ class FusedDecoder:
         attended = self._attend(index, layer, F.linear(normed, layer.qkv, layer.qkv_bias), step)
         delta = F.linear(attended, layer.out, layer.out_bias)
         normed = fused.add_rms_norm(hidden, delta, layer.post_norm, self._eps)
-        gated = fused.silu_mul(F.linear(normed, layer.gate_up, layer.gate_up_bias))
-        return F.linear(gated, layer.down, layer.down_bias)
+        gate_up, down = layer.mlp
+        gated = fused.silu_mul(F.linear(normed, gate_up, layer.gate_up_bias))
+        return F.linear(gated, down, layer.down_bias)
 
     def _fused_layer(
         self, linear: Callable[..., Tensor], index: int, layer: Layer, hidden: Tensor, step: FusedStep
@@ -107,5 +126,6 @@ class FusedDecoder:
             self._scale,
             step.max_query_len,
             step.max_context_len,
+            window=self.decoder.config.windows[index],
         )
         return attended.view(qkv.shape[0], self.decoder.config.q_size)

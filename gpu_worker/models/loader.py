@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gpu_worker.errors import ModelError
+from gpu_worker.models.config_json import MAX_CONFIG_BYTES, read_json
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.gguf import GgufFile
-from gpu_worker.models.registry import MAX_CONFIG_BYTES, read_json
 
 _log = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
@@ -157,6 +157,7 @@ def load(decoder: Decoder, source: WeightSource) -> None:
         if time.monotonic() - last >= _PROGRESS_SECONDS or done == total:
             last = time.monotonic()
             _log.info("loading weights: %d of %d", done, total)
+    decoder.finish_loading()
 
 
 def _check_names(decoder: Decoder, wanted: Mapping[str, Tensor], found: Mapping[str, Shape]) -> None:
@@ -191,14 +192,16 @@ def _some(names: set[str]) -> str:
 
 def load_dummy(decoder: Decoder, seed: int = 0) -> None:
     """Random weights from the config alone: normal with deviation 0.02, norms 1, biases 0."""
+    norms = 0 if decoder.config.norm_offset else 1
     generator = torch.Generator(decoder.device).manual_seed(seed)
     for name, view in decoder.destinations().items():
         if "norm" in name:
-            view.fill_(1)
+            view.fill_(norms)
         elif name.endswith("bias"):
             view.zero_()
         else:
             view.normal_(0, 0.02, generator=generator)
+    decoder.finish_loading()
 
 
 def content_hash(files: tuple[Path, ...]) -> str:

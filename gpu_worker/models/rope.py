@@ -1,6 +1,6 @@
 """Rotary position embedding: the frequencies of every variant and the cos/sin table of a model.
 
-Owns the reading of a config's rope settings and the table [positions, head_dim / 2]; knows no tensor of a
+Owns the reading of a config's rope settings and the table [positions, rotary_dim / 2]; knows no tensor of a
 step. Invariant: a row of the table depends on its position alone, so that a cached key is right for every
 later reader.
 """
@@ -14,7 +14,7 @@ import torch
 
 from gpu_worker.errors import ModelError
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,13 @@ class RopeConfig:
 
     kind: one of KINDS. `factors` divides the default frequencies by given numbers (how GGUF files store
     llama3). max_position: the config's max_position_embeddings. original_max: the length the model was
-    trained for.
+    trained for. rotary_dim: dimensions of a head that rotate, the first ones. short_factors, long_factors:
+    longrope's, for contexts up to original_max and beyond.
     """
 
     kind: str
     theta: float
-    head_dim: int
+    rotary_dim: int
     max_position: int
     original_max: int
     factor: float = 1.0
@@ -39,6 +40,8 @@ class RopeConfig:
     attention_factor: float = 1.0
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
     @property
     def context_limit(self) -> int:
@@ -48,11 +51,37 @@ class RopeConfig:
         return self.max_position
 
 
+def parse_both(
+    config: Mapping[str, Any], head_dim: int, has_local: bool
+) -> tuple[RopeConfig, RopeConfig | None]:
+    """The model's rope, and that of layers with a window where the family has_local (Gemma 3).
+
+    Reads rope_parameters by layer type (transformers 5), or rope_local_base_freq. Raises as `parse` does.
+    """
+    if not has_local:
+        return parse(config, head_dim), None
+    given = config.get("rope_parameters") or {}
+    if "full_attention" not in given:
+        local = {"rope_scaling": None, "rope_parameters": None, "rope_theta": config["rope_local_base_freq"]}
+        return parse(config, head_dim), parse({**config, **local}, head_dim)
+    both = [
+        parse(
+            {**config, "rope_theta": theta, "rope_scaling": None, "rope_parameters": given.get(kind)},
+            head_dim,
+        )
+        for kind, theta in (
+            ("full_attention", config["rope_theta"]),
+            ("sliding_attention", config["rope_local_base_freq"]),
+        )
+    ]
+    return both[0], both[1]
+
+
 def parse(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
     """Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before), kind under
     either key.
 
-    Raises ModelError, naming the field, for an unknown kind, a partial rotation, or a missing number.
+    Raises ModelError, naming the field, for an unknown kind or a missing number.
     """
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
@@ -60,32 +89,46 @@ def parse(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
     if any(isinstance(value, Mapping) for value in given.values()):
         raise ModelError("rope_parameters: settings of their own for some layers are not supported")
     kind = given.get("rope_type", given.get("type", "default"))
+    kind = "longrope" if "long_factor" in given else kind
     if kind not in KINDS:
         raise ModelError(f"rope_type: {kind!r} is not known; known are {', '.join(KINDS)}")
-    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if partial not in (None, 1, 1.0):
-        raise ModelError(f"partial_rotary_factor: {partial} is not supported, only 1.0")
+    rotary_dim = _rotary_dim(config, given, head_dim)
     max_position = int(config.get("max_position_embeddings") or 2048)
     return RopeConfig(
         kind=kind,
         theta=float(given.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        head_dim=head_dim,
+        rotary_dim=rotary_dim,
         max_position=max_position,
         original_max=_original_max(config, given, kind, max_position),
-        **_scaling(given, kind, max_position),
+        **_scaling(config, given, kind, max_position, rotary_dim),
     )
 
 
+def _rotary_dim(config: Mapping[str, Any], given: Mapping[str, Any], head_dim: int) -> int:
+    part = given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    size = int(head_dim * part) if isinstance(part, int | float) else 0
+    if not 2 <= size <= head_dim or size % 2:
+        raise ModelError(
+            f"partial_rotary_factor: {part} of head_dim {head_dim} is no even number of dimensions"
+        )
+    return size
+
+
 def _original_max(config: Mapping[str, Any], given: Mapping[str, Any], kind: str, max_position: int) -> int:
-    if kind not in ("llama3", "yarn"):
+    if kind not in ("llama3", "yarn", "longrope"):
         return max_position
     outer = config.get("original_max_position_embeddings")
     return int(outer or given.get("original_max_position_embeddings") or max_position)
 
 
-def _scaling(given: Mapping[str, Any], kind: str, max_position: int) -> dict[str, Any]:
+def _scaling(
+    config: Mapping[str, Any], given: Mapping[str, Any], kind: str, max_position: int, rotary_dim: int
+) -> dict[str, Any]:
     if kind == "default":
         return {}
+    if kind == "longrope":
+        original = _original_max(config, given, kind, max_position)
+        return _longrope_scaling(given, max_position, original, rotary_dim)
     if kind == "factors":
         return {"factors": tuple(float(value) for value in given["factors"])}
     if kind == "yarn":
@@ -106,6 +149,22 @@ def _yarn_scaling(given: Mapping[str, Any], max_position: int) -> dict[str, Any]
         "truncate": bool(given.get("truncate", True)),
         "attention_factor": _yarn_attention_factor(given, factor),
     }
+
+
+def _longrope_scaling(
+    given: Mapping[str, Any], max_position: int, original: int, rotary_dim: int
+) -> dict[str, Any]:
+    lists = {}
+    for name in ("short_factor", "long_factor"):
+        values = given.get(name)
+        if not isinstance(values, list) or len(values) != rotary_dim // 2:
+            raise ModelError(f"rope_scaling.{name}: expected a list of {rotary_dim // 2} numbers")
+        lists[f"{name}s"] = tuple(float(value) for value in values)
+    factor = float(given.get("factor") or max_position / original)
+    attention = given.get("attention_factor")
+    if attention is None:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return {"factor": factor, "attention_factor": float(attention), **lists}
 
 
 def _yarn_attention_factor(given: Mapping[str, Any], factor: float) -> float:
@@ -131,24 +190,31 @@ def _number(given: Mapping[str, Any], key: str, kind: str) -> float:
 def cos_sin_table(
     rope: RopeConfig, num_positions: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The table [num_positions, 2, head_dim / 2] of cos (index 0) and sin (index 1), computed in float32.
+    """The table [num_positions, 2, rotary_dim / 2] of cos (index 0) and sin (index 1), computed in float32.
 
-    Dynamic NTK changes its base with the sequence's length; here row p has the base of a sequence that
-    ends at p, which is what token-by-token decoding in transformers computes, and makes cached keys
-    shareable.
+    LongRoPE (arXiv 2402.13753) has two sets of factors; num_positions, the longest context served, chooses
+    one for all, for a cached key must suit every later reader. Dynamic NTK changes its base with the
+    sequence's length; here row p has the base of a sequence that ends at p, which is what token-by-token
+    decoding in transformers computes, and makes cached keys shareable.
     """
     positions = torch.arange(num_positions, dtype=torch.float32)
     if rope.kind == "dynamic":
         angles = positions[:, None] * _dynamic_frequencies(rope, num_positions)
     else:
-        angles = positions[:, None] * frequencies(rope)
+        angles = positions[:, None] * frequencies(rope, num_positions)
     table = torch.stack((angles.cos(), angles.sin()), dim=1) * rope.attention_factor
     return table.to(device=device, dtype=dtype)
 
 
-def frequencies(rope: RopeConfig) -> torch.Tensor:
-    """Inverse frequencies [head_dim / 2], float32, of every kind but dynamic past its trained length."""
-    default = 1.0 / _powers(rope.theta, rope.head_dim)
+def frequencies(rope: RopeConfig, num_positions: int = 0) -> torch.Tensor:
+    """Inverse frequencies [rotary_dim / 2], float32, of every kind but dynamic past its trained length.
+
+    num_positions: the longest context, in tokens; only longrope asks.
+    """
+    default = 1.0 / _powers(rope.theta, rope.rotary_dim)
+    if rope.kind == "longrope":
+        factors = rope.long_factors if num_positions > rope.original_max else rope.short_factors
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * _powers(rope.theta, rope.rotary_dim))
     if rope.kind == "linear":
         return default / rope.factor
     if rope.kind == "llama3":
@@ -156,8 +222,10 @@ def frequencies(rope: RopeConfig) -> torch.Tensor:
     if rope.kind == "yarn":
         return _yarn(rope)
     if rope.kind == "factors":
-        if len(rope.factors) != rope.head_dim // 2:
-            raise ModelError(f"rope factors: {len(rope.factors)} given, head_dim / 2 is {rope.head_dim // 2}")
+        if len(rope.factors) != rope.rotary_dim // 2:
+            raise ModelError(
+                f"rope factors: {len(rope.factors)} given, rotary_dim / 2 is {rope.rotary_dim // 2}"
+            )
         return default / torch.tensor(rope.factors, dtype=torch.float32)
     return default
 
@@ -168,16 +236,16 @@ def _powers(theta: float, head_dim: int) -> torch.Tensor:
 
 
 def _dynamic_frequencies(rope: RopeConfig, num_positions: int) -> torch.Tensor:
-    """[positions, head_dim / 2]: NTK-aware scaling (u/bloc97, u/emozilla) with the length up to each
+    """[positions, rotary_dim / 2]: NTK-aware scaling (u/bloc97, u/emozilla) with the length up to each
     position.
     """
-    rows = torch.empty(num_positions, rope.head_dim // 2, dtype=torch.float32)
-    rows[: rope.original_max] = 1.0 / _powers(rope.theta, rope.head_dim)
-    exponent = rope.head_dim / (rope.head_dim - 2)
+    rows = torch.empty(num_positions, rope.rotary_dim // 2, dtype=torch.float32)
+    rows[: rope.original_max] = 1.0 / _powers(rope.theta, rope.rotary_dim)
+    exponent = rope.rotary_dim / (rope.rotary_dim - 2)
     for position in range(rope.original_max, num_positions):
         ratio = torch.tensor(position + 1) * rope.factor / rope.original_max - (rope.factor - 1)
         base = rope.theta * ratio**exponent
-        exponents = torch.arange(0, rope.head_dim, 2, dtype=torch.float32) / rope.head_dim
+        exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
         rows[position] = 1.0 / (base**exponents)
     return rows
 
@@ -197,18 +265,18 @@ def _llama3(rope: RopeConfig, default: torch.Tensor) -> torch.Tensor:
 
 def _yarn(rope: RopeConfig) -> torch.Tensor:
     """YaRN (Peng et al., arXiv 2309.00071): interpolate low frequencies, keep high ones, ramp between."""
-    powers = _powers(rope.theta, rope.head_dim)
+    powers = _powers(rope.theta, rope.rotary_dim)
     low, high = (_correction(rope, rotations) for rotations in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rope.head_dim - 1)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     if low == high:
         high += 0.001
-    ramp = ((torch.arange(rope.head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    ramp = ((torch.arange(rope.rotary_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     keep = 1 - ramp
     return 1.0 / (rope.factor * powers) * (1 - keep) + 1.0 / powers * keep
 
 
 def _correction(rope: RopeConfig, rotations: float) -> float:
     turns = rope.original_max / (rotations * 2 * math.pi)
-    return rope.head_dim * math.log(turns) / (2 * math.log(rope.theta))
+    return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))

@@ -5,12 +5,14 @@ reference read exactly the same.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from tests.e2e.processes import REPOSITORY
 from tests.e2e.rig import prompt_of
+from tests.fixtures.hf_families import FAMILIES, write_hf_model
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 from tests.harness.service_run import Plant
 
@@ -40,6 +42,12 @@ def tiny_plant(family: str, folder: Path) -> Plant:
         chunk=TINY_BLOCK + 1,
         flags=("--max-model-len", "128"),
     )
+
+
+def family_plant(name: str, folder: Path) -> Plant:
+    """A model of tests/fixtures/hf_families.py, with the pools and the dtype of the tiny ones."""
+    write_hf_model(folder, name, FAMILIES[name])
+    return replace(tiny_plant("llama", folder / "unused"), model=folder)
 
 
 def tiny_prompts() -> list[list[int]]:

@@ -52,7 +52,8 @@ class Reference:
 
 def from_folder(folder: Path, dtype: torch.dtype) -> Reference:
     """The reference of a folder with safetensors."""
-    return Reference(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager"))
+    own = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return Reference(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **own))
 
 
 def from_gguf_folder(folder: Path) -> Reference:

@@ -50,7 +50,7 @@ def test_without_a_compiler_it_serves_on_torch_and_says_why(
     assert all("no C++ compiler" in kernel.why for kernel in loaded.capacity.kernels)
     with pytest.raises(SettingsError, match="kernel backend cpu cannot run: no C"):
         examine(settings_of(tiny_llama, "--kernel-backend", "cpu"))
-    with pytest.raises(SettingsError, match="quantize: int8 needs the compiled CPU kernels"):
+    with pytest.raises(SettingsError, match="quantize: int8 needs the compiled CPU layers"):
         examine(settings_of(tiny_llama, "--quantize", "int8"))
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from gpu_worker.errors import ModelError
-from gpu_worker.models.rope import cos_sin_table, frequencies, parse
+from gpu_worker.models.rope import cos_sin_table, frequencies, parse, parse_both
 
 HEAD_DIM, TRAINED = 32, 64
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -101,12 +102,15 @@ def test_a34_every_spelling_reads_the_same(name: str) -> None:
 @pytest.mark.parametrize(
     ("scaling", "words"),
     [
-        ({"rope_type": "longrope", "factor": 2.0}, "rope_type: 'longrope'"),
+        ({"rope_type": "longrope", "factor": 2.0}, "rope_scaling.short_factor: expected a list of 16"),
         ({"type": "spiral"}, "rope_type: 'spiral'"),
         ({"rope_type": "linear"}, "rope_scaling.factor"),
         ({"rope_type": "linear", "factor": -1}, "rope_scaling.factor: -1"),
         ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling.low_freq_factor"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
+        (
+            {"rope_type": "default", "partial_rotary_factor": 0.03},
+            "partial_rotary_factor: 0.03 of head_dim 32",
+        ),
         ("linear", "rope_scaling: 'linear'"),
         ({"full_attention": {"rope_type": "default"}}, "some layers"),
     ],
@@ -114,6 +118,38 @@ def test_a34_every_spelling_reads_the_same(name: str) -> None:
 def test_a34_what_is_not_known_is_refused_by_name(scaling: Any, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         parse({"rope_scaling": scaling, "max_position_embeddings": 64}, HEAD_DIM)
+
+
+@pytest.mark.parametrize(("served", "factor"), [(TRAINED, "short"), (2 * TRAINED, "long")])
+def test_a34_longrope_is_chosen_by_the_longest_context_served(served: int, factor: str) -> None:
+    """Each set of factors equals transformers' for a sequence of that length."""
+    lists = {"short_factor": [1.0 + i / 9 for i in range(12)], "long_factor": [2.0 + i for i in range(12)]}
+    config: dict[str, Any] = {
+        "max_position_embeddings": 4 * TRAINED,
+        "original_max_position_embeddings": TRAINED,
+        "partial_rotary_factor": 0.75,
+        "rope_theta": 5000.0,
+        "rope_scaling": {"type": "longrope", **lists},
+    }
+    rope = parse(config, HEAD_DIM)
+    assert (rope.context_limit, rope.rotary_dim) == (4 * TRAINED, 24)
+    table = cos_sin_table(rope, served, torch.device("cpu"), torch.float32)
+    hf_config = Phi3Config(hidden_size=4 * HEAD_DIM, num_attention_heads=4, **config)
+    cos, sin = Phi3RotaryEmbedding(hf_config)(torch.zeros(1), torch.arange(served)[None])
+    torch.testing.assert_close(table, torch.stack((cos[0, :, :12], sin[0, :, :12]), 1), atol=2e-6, rtol=0)
+
+
+def test_gemma_3_has_a_rope_of_its_own_for_layers_with_a_window() -> None:
+    """Both spellings: one global scaling with rope_local_base_freq, or rope_parameters by layer type."""
+    base = {"max_position_embeddings": 64, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
+    linear = {"rope_type": "linear", "factor": 8.0}
+    old = parse_both(base | {"rope_scaling": linear}, HEAD_DIM, True)
+    kinds = {"full_attention": linear | {"rope_theta": 1e6}, "sliding_attention": {"rope_type": "default"}}
+    assert parse_both(base | {"rope_parameters": kinds}, HEAD_DIM, True) == old
+    assert (old[0].theta, old[0].factor, old[0].context_limit) == (1e6, 8.0, 512)
+    assert old[1] is not None
+    assert (old[1].theta, old[1].kind) == (1e4, "default")
+    assert parse_both(base, HEAD_DIM, False)[1] is None
 
 
 def test_factors_divide_the_default_frequencies() -> None:
@@ -126,5 +162,5 @@ def test_factors_divide_the_default_frequencies() -> None:
     )
     torch.testing.assert_close(frequencies(given), frequencies(llama3))
     short = parse({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, HEAD_DIM)
-    with pytest.raises(ModelError, match="1 given, head_dim / 2 is 16"):
+    with pytest.raises(ModelError, match="1 given, rotary_dim / 2 is 16"):
         frequencies(short)
