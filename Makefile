@@ -27,7 +27,7 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long check fix protos bench-core bench-cpu bench-gpu test-gpu compose-test sanitize doctor clean distclean setup model
+.PHONY: help demo serve test test-long check fix protos bench-core bench-record bench-cpu bench-gpu test-gpu compose-test sanitize doctor clean distclean setup model
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ protos: ## generate the Python code of the schemas (needs Python 3.11 or 3.12)
 
 bench-core: $(DEV) ## cost of the scheduler core: a table, then one JSON object
 	@$(BIN)/python -m benchmarks.bench_core
+
+bench-record: $(DEV) ## what recording costs a step: a table, then one JSON object
+	@$(BIN)/python -m benchmarks.bench_record
 
 compose-test: $(RUNTIME) ## try docker-compose.yml on a Docker engine: build, generate, kill the worker, stop
 	@TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m deploy.compose_test

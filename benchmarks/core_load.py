@@ -7,7 +7,7 @@ cost of that step.
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,8 +54,11 @@ class Timings:
     plan_bytes: int
 
 
-def empty_core(num_blocks: int, max_rows: int = 256) -> Scheduler:
-    core = Scheduler(SchedulerConfig(max_num_seqs=max_rows, max_num_batched_tokens=2 * MODEL_LEN))
+MakeCore = Callable[[SchedulerConfig], Scheduler]
+
+
+def empty_core(num_blocks: int, max_rows: int = 256, make_core: MakeCore = Scheduler) -> Scheduler:
+    core = make_core(SchedulerConfig(max_num_seqs=max_rows, max_num_batched_tokens=2 * MODEL_LEN))
     core.worker_ready(Capacity(Epoch(1), "model", num_blocks, BLOCK_SIZE, 2 * MODEL_LEN, 4096, MODEL_LEN))
     return core
 
@@ -82,9 +85,9 @@ def drain(core: Scheduler) -> None:
 class Steady:
     """One run of a load at depth 2."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, make_core: MakeCore = Scheduler) -> None:
         self._random = np.random.default_rng(0)
-        self.core = empty_core(load.num_blocks, load.rows)
+        self.core = empty_core(load.num_blocks, load.rows, make_core)
         if load.full:
             fill_pool(self.core, load.num_blocks)
         for i in range(load.rows):

@@ -24,6 +24,7 @@ COMMANDS = {
     "demo": "start a model, ask it questions, and show what happened in the KV pool",
     "simulate": "run a trace through the scheduler's core, without a GPU",
     "scheduler": "run the scheduler service alone",
+    "replay": "make a scheduler's recorded decisions again",
     "worker": "run a worker alone",
 }
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own log lines are no message to a user
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
-    if chosen in ("scheduler", "worker", "simulate"):
+    if chosen in ("scheduler", "worker", "simulate", "replay"):
         return importlib.import_module(f"octavo_client.commands.{chosen}").replace_process(words[1:])  # type: ignore[no-any-return]
     try:
         arguments = build_parser(chosen).parse_args(words)

@@ -10,6 +10,7 @@ import logging
 import secrets
 import signal
 import time
+from pathlib import Path
 
 import uvloop
 
@@ -25,6 +26,8 @@ from scheduler_svc.inspect import KvCacheService
 from scheduler_svc.intake import Intake
 from scheduler_svc.limits import Limits, sampling_defaults
 from scheduler_svc.metrics import ShellMetrics
+from scheduler_svc.recorder.recording import RecordedScheduler
+from scheduler_svc.recorder.writer import Recorder
 from scheduler_svc.requests import QueueLimits
 from scheduler_svc.server import Server, receive_bound
 from scheduler_svc.streams import BacklogLimits
@@ -57,8 +60,12 @@ class App:
     def __init__(self, settings: Settings, text: TextModel) -> None:
         self._settings = settings
         self._metrics = ShellMetrics()
+        config = core_config(settings)
+        self._recorder: Recorder | None = None
+        if settings.record:
+            self._recorder = Recorder(Path(settings.record), config, plans=settings.record_plans)
         self._engine = Engine(
-            Scheduler(core_config(settings)),
+            RecordedScheduler(config, self._recorder.note) if self._recorder else Scheduler(config),
             EngineSettings(
                 grace_seconds=settings.worker_grace_seconds,
                 queue=QueueLimits(settings.max_queue_requests, settings.max_queue_tokens),
@@ -121,6 +128,8 @@ class App:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*parts, stopping, return_exceptions=True)
             self._intake.close()
+            if self._recorder is not None:
+                await asyncio.to_thread(self._recorder.close)
 
     async def _drain(self, parts: "list[asyncio.Task[None]]") -> None:
         """Refuses new work and lets the rest finish, for as long as the settings allow."""

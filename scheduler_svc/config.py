@@ -70,6 +70,11 @@ class Settings(BaseSettings):
     worker_grace_seconds: float = Field(60.0, ge=0, description="how long requests wait for a lost worker")
     drain_seconds: float = Field(30.0, ge=0, description="how long SIGTERM lets running requests finish")
 
+    record: str = Field(
+        "", description="file for the log of the core's inputs, for `octavo replay`; empty: none"
+    )
+    record_plans: bool = Field(False, description="whole plans in that log, not their digests alone")
+
     @field_validator("hash_seed")
     @classmethod
     def _sixteen_bytes(cls, value: str) -> str:
@@ -94,6 +99,8 @@ class Settings(BaseSettings):
             "step_timeout_seconds",
             "silence must be noticed before a step fails",
         )
+        if self.record_plans and not self.record:
+            raise ValueError("--record-plans without --record: there is no log to put them into")
         transport.require_private(self.listen, self.allow_insecure_bind)
         if not (self.allow_insecure_bind or transport.is_private(f"{self.metrics_host}:0")):
             raise ValueError(

@@ -11,7 +11,7 @@ import sys
 
 def become(module: str, extra: str, arguments: list[str]) -> int:
     """Replaces this process by `python -m module`; returns 1 after one line when it is not installed."""
-    if importlib.util.find_spec(module) is not None:
+    if importlib.util.find_spec(module.partition(".")[0]) is not None:
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
     print(f"octavo: {module} is not installed; pip install 'octavo[{extra}]'", file=sys.stderr)

@@ -42,7 +42,14 @@ WORKER_FLAGS = (
     "load-format",
     "num-layers",
 )
-SCHEDULER_FLAGS = ("max-num-seqs", "max-num-batched-tokens", "depth", "hash-seed", "max-queue-requests")
+SCHEDULER_FLAGS = (
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "depth",
+    "hash-seed",
+    "max-queue-requests",
+    "record",
+)
 SCHEDULER_SWITCHES = ("no-prefix-cache",)
 
 

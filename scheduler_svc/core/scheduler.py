@@ -70,7 +70,7 @@ class Scheduler:
 
     def worker_ready(self, capacity: Capacity) -> None:
         """A session with an empty pool and no rows begins. Requests that can never run on it end at once."""
-        self.worker_lost()
+        self._lose_worker()
         session = open_session(
             capacity, self._config, self._counters, self._ages, self._hash_block, self._last_step
         )
@@ -86,6 +86,9 @@ class Scheduler:
 
     def worker_lost(self) -> None:
         """Back to the last answer taken in: nothing is computed, nothing in flight, everybody waits."""
+        self._lose_worker()
+
+    def _lose_worker(self) -> None:
         if self._lifecycle.session is not None:
             self._counters.worker_losses += 1
             self._lifecycle.close_session()

@@ -6,7 +6,7 @@ after an end.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,10 +57,11 @@ class CoreDriver:
         hash_block: HashFunction = xxh3_128,
         vocab_size: int = VOCAB,
         ready: bool = True,
+        make_core: Callable[[SchedulerConfig, HashFunction], Scheduler] = Scheduler,
     ) -> None:
         self.capacity = Capacity(Epoch(1), "model", num_blocks, block_size, 4096, 256, max_model_len)
         self.vocab_size = vocab_size
-        self.core = Scheduler(config or SchedulerConfig(), hash_block)
+        self.core = make_core(config or SchedulerConfig(), hash_block)
         self.requests: dict[int, NewRequest] = {}
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}

@@ -53,7 +53,7 @@ def test_doctor_fails_for_a_worker_that_is_named_and_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["serve", "chat", "generate", "top", "doctor", "demo", "scheduler", "worker"]
+    "name", ["serve", "chat", "generate", "top", "doctor", "demo", "scheduler", "worker", "replay"]
 )
 def test_every_command_has_help(name: str) -> None:
     done = octavo(name, "--help")

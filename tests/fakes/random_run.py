@@ -1,0 +1,201 @@
+"""Random operations on a `CoreDriver`: everything that can happen to a core, in any order.
+
+Owns the draw of operations and of what they are about; the driver checks what comes of them. Invariant: the
+same seed gives the same run.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+from scheduler_svc.core.plan import SamplingParams, SchedulerConfig, StepResult
+from tests.fakes.core_driver import CoreDriver
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What requests look like. lengths: of the shared beginning of a prompt; tokens: of its output."""
+
+    vocab_size: int = 40
+    texts: int = 2
+    lengths: tuple[int, ...] = (0, 0, 3, 7, 12, 20)
+    tails: tuple[int, ...] = (1, 2)
+    max_tokens: tuple[int | None, ...] = (17, 5, 2, 1, None)
+    namespaces: tuple[str, ...] = ("", "", "", "a")
+    most_live: int = 24
+
+
+WEIGHTS = {
+    "add": 10,
+    "schedule": 8,
+    "answer": 8,
+    "go_on": 14,
+    "fail_rows": 2,
+    "too_few_tokens": 1,
+    "wrong_order": 2,
+    "odd_answer": 1,
+    "fail_step": 1,
+    "lose_worker": 1,
+    "bring_worker": 20,
+    "abort": 4,
+    "stop": 3,
+}
+
+
+def random_config(chance: random.Random, **fields: object) -> SchedulerConfig:
+    """Settings at which things happen: few rows, small budgets."""
+    drawn: dict[str, object] = {
+        "max_num_seqs": chance.choice([8, 4, 2, 1]),
+        "max_num_batched_tokens": chance.choice([100, 32, 9, 5, 2, 1]),
+        "max_prefill_chunk": chance.choice([0, 0, 1, 4]),
+        "watermark_blocks": chance.choice([0, 1, 2]),
+        "depth": chance.choice([2, 2, 1]),
+        "prefix_cache": chance.random() < 0.8,
+        "hash_seed": b"seed",
+    }
+    if drawn["max_prefill_chunk"] > drawn["max_num_batched_tokens"]:  # type: ignore[operator]
+        drawn["max_prefill_chunk"] = 0
+    return SchedulerConfig(**drawn | fields)  # type: ignore[arg-type]
+
+
+class RandomRun:
+    """One driver under random operations. done: how often each was done."""
+
+    def __init__(self, driver: CoreDriver, chance: random.Random, mix: Mix = Mix()) -> None:
+        self.driver = driver
+        self.chance = chance
+        self.mix = mix
+        self.done: Counter[str] = Counter()
+        self._texts = [
+            [chance.randrange(min(3, mix.vocab_size)) for _ in range(max(mix.lengths) + 1)]
+            for _ in range(mix.texts)
+        ]
+        self._names, self._weights = list(WEIGHTS), list(WEIGHTS.values())
+
+    def operate(self, count: int) -> None:
+        """So many operations; one that cannot be done now is drawn anew."""
+        while count:
+            name = self.chance.choices(self._names, self._weights)[0]
+            if getattr(self, f"_{name}")():
+                self.done[name] += 1
+                count -= 1
+
+    def finish(self) -> None:
+        """Runs to the end; nothing may be left, and every token delivered must be right."""
+        self.driver.run()
+        self.driver.check_outputs()
+        assert self.driver.finished.keys() == self.driver.requests.keys()
+        stats = self.driver.core.stats()
+        assert (stats.running, stats.waiting, stats.blocks_active, stats.block_refs) == (0, 0, 0, 0)
+        assert stats.blocks_free + stats.blocks_evictable == stats.num_blocks
+
+    # Operations: True when done
+
+    def _add(self) -> bool:
+        chance, mix = self.chance, self.mix
+        if len(self.driver.requests) - len(self.driver.finished) >= mix.most_live:
+            return False
+        shared = chance.choice(self._texts)[: chance.choice(mix.lengths)]
+        tail = [chance.randrange(mix.vocab_size) for _ in range(chance.choice(mix.tails))]
+        fields = {
+            "max_tokens": chance.choice(mix.max_tokens),
+            "min_tokens": chance.choice([0, 0, 1, 4]),
+            "stop_token_ids": frozenset(chance.choices(range(mix.vocab_size), k=chance.choice([0, 0, 1, 2]))),
+            "sampling": SamplingParams(temperature=chance.choice([0.0, 1.0]), seed=chance.randrange(4)),
+            "priority": chance.choice([0, 0, 0, 1, -1]),
+            "namespace": chance.choice(mix.namespaces),
+            "use_prefix_cache": chance.random() < 0.85,
+        }
+        for copy in range(chance.choice([1, 1, 2, 3])):  # several with one new prefix at once
+            self.driver.offer([*shared, *tail, *range(copy)], **fields)
+        return True
+
+    def _schedule(self) -> bool:
+        if self.driver.kv is None:
+            return False
+        self.driver.schedule()
+        return True
+
+    def _answer(self) -> bool:
+        if not self.driver.in_flight:
+            return False
+        self.driver.answer()
+        return True
+
+    def _go_on(self) -> bool:
+        if self.driver.kv is None:
+            return False
+        self.driver.step()
+        return True
+
+    def _fail_rows(self) -> bool:
+        if self.driver.kv is None:
+            return False
+        self.driver.fill()
+        if not self.driver.in_flight:
+            return False
+        rows = self.driver.in_flight[0].plan.rows.tolist()
+        self.driver.answer_failed(self.chance.sample(rows, min(len(rows), self.chance.choice([1, 2]))))
+        return True
+
+    def _too_few_tokens(self) -> bool:
+        if not self.driver.in_flight:
+            return False
+        sent = self.driver.in_flight.popleft()
+        kept = sent.tokens[: max(0, len(sent.tokens) - self.chance.randint(1, 3))]
+        self.driver.apply(StepResult(sent.plan.step_id, kept))
+        return True
+
+    def _wrong_order(self) -> bool:
+        if len(self.driver.in_flight) < 2:
+            return False
+        later = self.driver.in_flight.pop()
+        self.driver.apply(StepResult(later.plan.step_id, later.tokens))
+        self.driver.answer()
+        return True
+
+    def _odd_answer(self) -> bool:
+        self.driver.odd_answer()
+        return True
+
+    def _fail_step(self) -> bool:
+        if not self.driver.in_flight:
+            return False
+        self.driver.fail_step()
+        return True
+
+    def _lose_worker(self) -> bool:
+        if self.driver.kv is None:
+            return False
+        self.driver.worker_lost()
+        return True
+
+    def _bring_worker(self) -> bool:
+        if self.driver.kv is not None:
+            return False
+        self.driver.worker_ready()
+        return True
+
+    def _abort(self) -> bool:
+        seq_id = self._recent()
+        if seq_id is None:
+            return False
+        live = seq_id not in self.driver.finished
+        assert self.driver.abort(seq_id) == live
+        return True
+
+    def _stop(self) -> bool:
+        seq_id = self._recent()
+        if seq_id is None or seq_id in self.driver.finished or not self.driver.outputs[seq_id]:
+            return False
+        output_len = max(1, len(self.driver.outputs[seq_id]) - self.chance.randint(0, 3))
+        assert self.driver.stop(seq_id, output_len)
+        assert self.driver.finished[seq_id].output_len == output_len
+        return True
+
+    def _recent(self) -> int | None:
+        if not self.driver.requests:
+            return None
+        recent = list(self.driver.requests)[-self.mix.most_live :]
+        live = [seq_id for seq_id in recent if seq_id not in self.driver.finished]
+        return self.chance.choice(live if live and self.chance.random() < 0.9 else recent)

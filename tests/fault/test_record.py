@@ -1,0 +1,153 @@
+"""A service in trouble, recorded: its log replays without a difference, alone and on a live worker."""
+
+import asyncio
+import json
+import random
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from octavo.v1 import inference_pb2 as pb
+from tests.e2e.processes import REPOSITORY, Processes, child_environment
+from tests.e2e.rig import SMALL, prompt_of, rig_at, seat_scheduler, wanted
+from tests.e2e.service import request
+from tests.fakes.fake_worker import FakeSettings, FakeWorker
+from tests.fault.test_random_trouble import make_trouble, one
+
+TINY_POOL = replace(SMALL, num_blocks=14)
+
+
+async def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`octavo replay ARGUMENTS`."""
+    command = [sys.executable, "-m", "octavo_client.cli", "replay", *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=REPOSITORY, env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode or 0, out.decode(), err.decode())
+
+
+def messages(count: int) -> list[pb.GenerateRequest]:
+    """Greedy and seeded ones; some share a prefix."""
+    shared = prompt_of(9, 3)
+    prompts = [shared + prompt_of(2 + i % 5, i) if i % 2 else prompt_of(3 + i % 11, i) for i in range(count)]
+    return [request(p, 12, temperature=float(i % 3 == 0), seed=i) for i, p in enumerate(prompts)]
+
+
+async def record(processes: Processes, model: Path, *flags: str) -> Path:
+    """The log of a service whose worker is in trouble all the time."""
+    log = processes.folder / "flight.log"
+    seat = await asyncio.to_thread(seat_scheduler, processes, model, "--record", str(log), *flags)
+    draw = random.Random(11)
+    async with rig_at(seat, TINY_POOL) as rig:
+        rig.fake.step_delay = 0.001
+        ends = asyncio.gather(*(one(rig, number) for number in range(25)))
+        for _ in range(12):
+            await asyncio.sleep(draw.random() * 0.12)
+            await make_trouble(rig, draw)
+        await rig.service.wait_ready()
+        await ends
+        await rig.service.wait_idle()
+    assert await asyncio.to_thread(seat.process.stop) == 0
+    return log
+
+
+async def test_a_service_in_constant_trouble_replays_without_a_difference(
+    processes: Processes, tiny_llama: Path
+) -> None:
+    log = await record(processes, tiny_llama)
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    done = await replay(str(log), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["difference"] is None
+    assert report["ended"]
+    assert report["sessions"] > 1
+    assert report["requests"] == 25
+    said = (await replay(str(log))).stdout
+    assert "every plan is as recorded" in said
+
+    cut = log.with_name("cut.log")
+    cut.write_bytes(log.read_bytes()[:-7])
+    torn = await replay(str(cut))
+    assert torn.returncode == 0
+    assert "the log was cut off" in torn.stdout
+
+    log.write_bytes(log.read_bytes()[: len(log.read_bytes()) // 2] + b"?" + log.read_bytes()[1000:])
+    damaged = await replay(str(log))
+    assert damaged.returncode == 3
+    assert "at byte" in damaged.stderr
+    assert (await replay(str(log.with_name("none.log")))).returncode == 3
+
+
+async def recorded_run(processes: Processes, model: Path, settings: FakeSettings) -> Path:
+    """The log of a quiet service, with one lost worker in between."""
+    log = processes.folder / "quiet.log"
+    seat = await asyncio.to_thread(seat_scheduler, processes, model, "--record", str(log), "--record-plans")
+    async with rig_at(seat, settings) as rig:
+        replies = await rig.service.run_all(messages(12))
+        assert replies[1].tokens == wanted(list(messages(12)[1].token_ids.ids), 12)
+        await rig.fake.restart()
+        await rig.service.wait_ready(False)
+        await rig.service.wait_ready()
+        await rig.service.run_all(messages(6))
+    assert await asyncio.to_thread(seat.process.stop) == 0
+    return log
+
+
+async def test_a_log_runs_on_a_live_worker_and_differing_tokens_are_named(
+    processes: Processes, tiny_llama: Path
+) -> None:
+    log = await recorded_run(processes, tiny_llama, TINY_POOL)
+    fake = FakeWorker(TINY_POOL)
+    address = await fake.start()
+    try:
+        same = await replay(str(log), "--worker", address, "--json")
+        assert same.returncode == 0, same.stdout + same.stderr
+        report = json.loads(same.stdout)
+        assert report["worker"]["other"] == 0
+        assert report["worker"]["equal"] == report["tokens"] == 18 * 12
+        assert len(fake.sessions) == report["sessions"] == 2
+        assert not fake.violations
+
+        prompt = list(messages(12)[1].token_ids.ids)
+        fake.script(prompt, [*wanted(prompt, 3), 7, *wanted(prompt, 12)[4:]])
+        other = await replay(str(log), "--worker", address)
+        assert other.returncode == 1
+        assert "output token 4: recorded" in other.stdout
+        assert "the worker gives 7" in other.stdout
+        assert "every plan is as recorded" in other.stdout
+        assert not fake.violations
+    finally:
+        await fake.die()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_blocks": 13}, "num_blocks: the log's plans need 14"),
+        ({"block_size": 8}, "block_size: the log's"),
+    ],
+)
+async def test_a_worker_that_cannot_run_the_log_is_refused(
+    processes: Processes, tiny_llama: Path, changed: dict[str, int], said: str
+) -> None:
+    log = await recorded_run(processes, tiny_llama, TINY_POOL)
+    fake = FakeWorker(replace(TINY_POOL, **changed))  # type: ignore[arg-type]
+    address = await fake.start()
+    done = await replay(str(log), "--worker", address)
+    await fake.die()
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+async def test_a_recording_that_cannot_begin_stops_the_start(processes: Processes, tiny_llama: Path) -> None:
+    process = await asyncio.to_thread(
+        processes.scheduler, tiny_llama, "127.0.0.1:1", "--record", "/nonexistent/log", wait=False
+    )
+    assert await asyncio.to_thread(process.popen.wait, 30) == 1
+    assert "/nonexistent/log" in process.log_end()
