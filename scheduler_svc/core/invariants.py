@@ -25,12 +25,11 @@ class Audit:
 
 
 def audit(lifecycle: Lifecycle) -> Audit:
-    """Checks I1-I3, I5 and the sequences' whereabouts. Costs a walk over all blocks."""
+    """Checks I1-I3, I5 and the sequences' whereabouts of a settled index. Costs a walk over all blocks."""
     found = list(_sequences(lifecycle))
     session = lifecycle.session
     leaked = 0
     if session is not None:
-        session.manager.settle()
         for check in _CHECKS:
             found += check(session)
         leaked = _leaked(session)

@@ -226,6 +226,10 @@ class Scheduler:
 
     # Inspection
 
+    def settle(self) -> None:
+        """The part of a look at the pool that bears on decisions: a replay does it where somebody looked."""
+        self._settle()
+
     @property
     def num_in_flight(self) -> int:
         session = self._lifecycle.session
@@ -237,6 +241,7 @@ class Scheduler:
 
     def audit(self) -> Audit:
         """Checks the invariants of the whole state; costs a walk over all blocks."""
+        self._settle()
         return audit(self._lifecycle)
 
     def check_plan(self, plan: StepPlan) -> list[str]:
@@ -285,5 +290,8 @@ class Scheduler:
             self._lifecycle.session.manager.pool.clock.now = now
 
     def _settle(self) -> None:
+        """Brings the prefix index up to date before a look at it. From then on more can be hit, so a look
+        is an input like any other.
+        """
         if self._lifecycle.session is not None:
             self._lifecycle.session.manager.settle()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from scheduler_svc.core.block_hash import HashFunction, xxh3_128
-from scheduler_svc.core.invariants import Audit
 from scheduler_svc.core.plan import (
     Capacity,
     FinishReason,
@@ -22,7 +21,6 @@ from scheduler_svc.core.plan import (
     TokenEvents,
 )
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.stats import PoolMap, PoolStats
 from scheduler_svc.recorder.format import Kind
 
 Note = Callable[[tuple[Any, ...]], None]
@@ -65,18 +63,6 @@ class RecordedScheduler(Scheduler):
         self._note((_SCHEDULE, now) if plan is None else (_SCHEDULE, now, plan))
         return plan
 
-    def audit(self) -> Audit:
+    def _settle(self) -> None:
         self._note(_SETTLE)
-        return super().audit()
-
-    def stats(self) -> PoolStats:
-        self._note(_SETTLE)
-        return super().stats()
-
-    def pool_map(self) -> PoolMap:
-        self._note(_SETTLE)
-        return super().pool_map()
-
-    def sequence_blocks(self, seq_id: SeqId) -> list[tuple[int, int, int, str]]:
-        self._note(_SETTLE)
-        return super().sequence_blocks(seq_id)
+        super()._settle()

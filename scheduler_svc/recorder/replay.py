@@ -91,7 +91,7 @@ class Replayer:
             case Kind.WORKER_LOST:
                 core.worker_lost()
             case Kind.SETTLE:
-                core.stats()
+                core.settle()
             case Kind.END:
                 self.tally.ended = True
             case _:
