@@ -1,10 +1,10 @@
 """From an outbox to protobuf: the events of one request, or of many on one stream.
 
 Owns the shape and size of response messages; knows neither engine nor gRPC. Invariant: the events of a
-request leave in the order accepted, delta, finished or error, and a batch message stays near MESSAGE_BYTES.
+sequence leave in the order accepted, delta, finished or error, and a batch message stays near MESSAGE_BYTES.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from octavo.errors import OctavoError
 from octavo.v1 import inference_pb2
@@ -15,7 +15,10 @@ MESSAGE_BYTES = 1 << 20
 
 
 def single(pending: Pending) -> Iterator[inference_pb2.GenerateResponse]:
-    """The responses of a Generate stream. An error is not among them: it is the call's status."""
+    """The responses of a Generate stream from what one sequence said.
+
+    An error is not among them: it is the call's status.
+    """
     if pending.accepted is not None:
         yield inference_pb2.GenerateResponse(accepted=pending.accepted)
     if pending.has_delta:
@@ -48,7 +51,7 @@ def error_event(request_id: str, error: OctavoError) -> inference_pb2.BatchEvent
 
 
 def _fill(message: inference_pb2.GenerateBatchResponse, pending: Pending) -> int:
-    """Appends a request's events. Returns about how many bytes they take."""
+    """Appends a sequence's events. Returns about how many bytes they take."""
     events, request_id = message.events, pending.request_id
     size = 64
     if pending.accepted is not None:
@@ -56,6 +59,7 @@ def _fill(message: inference_pb2.GenerateBatchResponse, pending: Pending) -> int
     if pending.has_delta:
         event = events.add(request_id=request_id)
         delta = event.delta
+        delta.index = pending.index
         delta.token_ids.extend(pending.token_ids)
         size += 4 * len(pending.token_ids)
         if pending.text:
@@ -69,4 +73,28 @@ def _fill(message: inference_pb2.GenerateBatchResponse, pending: Pending) -> int
 
 
 def _delta(pending: Pending) -> inference_pb2.Delta:
-    return inference_pb2.Delta(text="".join(pending.text), token_ids=pending.token_ids)
+    return inference_pb2.Delta(index=pending.index, text="".join(pending.text), token_ids=pending.token_ids)
+
+
+def whole(request_id: str, sequences: Sequence[Pending]) -> inference_pb2.GenerateOnceResponse:
+    """The answer of GenerateOnce from all that its sequences said, by index; each has its end."""
+    response = inference_pb2.GenerateOnceResponse(request_id=request_id)
+    for pending in sequences:
+        assert pending.finished is not None
+        response.completions.add(
+            index=pending.index,
+            text="".join(pending.text),
+            token_ids=pending.token_ids,
+            finished=pending.finished,
+        )
+        _add_usage(response.usage, pending.finished.usage)
+    return response
+
+
+def _add_usage(total: inference_pb2.Usage, one: inference_pb2.Usage) -> None:
+    """Counts the prompt once and sums the rest."""
+    total.prompt_tokens = one.prompt_tokens
+    total.cached_prompt_tokens = one.cached_prompt_tokens
+    total.completion_tokens += one.completion_tokens
+    total.preemptions += one.preemptions
+    total.shared_blocks_saved += one.shared_blocks_saved

@@ -74,7 +74,11 @@ class App:
             _clock,
             lambda ready: self._server.set_ready(ready),
         )
-        limits = Limits(prompt_bytes=settings.max_prompt_bytes, prompt_tokens=settings.max_prompt_tokens)
+        limits = Limits(
+            prompt_bytes=settings.max_prompt_bytes,
+            prompt_tokens=settings.max_prompt_tokens,
+            n=min(settings.max_n, settings.max_num_seqs),
+        )
         defaults = sampling_defaults(text.sampling if settings.generation_config == "auto" else {}, limits)
         if settings.generation_config == "auto":
             _log.info("sampling defaults from generation_config.json: %s", dict(text.sampling) or "none")

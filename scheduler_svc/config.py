@@ -41,6 +41,7 @@ class Settings(BaseSettings):
     )
 
     max_num_seqs: int = Field(256, ge=1, le=65536, description="sequences of a step")
+    max_n: int = Field(128, ge=1, le=65536, description="sequences of a request; at most those of a step")
     max_num_batched_tokens: int = Field(2048, ge=1, le=1 << 20, description="new tokens of a step")
     max_prefill_chunk: int = Field(
         0, ge=0, description="new tokens of one sequence in a step; 0: no bound of its own"

@@ -1,7 +1,8 @@
 """From the core's tokens and notices to what clients are told.
 
-Owns texts, usage and ends of requests; knows neither plans nor gRPC. Invariant: a request is told
-`accepted`, deltas and one end in this order, each token once, and nothing after its end.
+Owns texts, usage and ends of sequences; knows neither plans nor gRPC. Invariant: a request is told
+`accepted`, then for each of its sequences deltas and one end in this order, each token once, and nothing
+after an end.
 """
 
 import logging
@@ -19,7 +20,7 @@ from scheduler_svc.core.plan import (
     TokenEvents,
 )
 from scheduler_svc.metrics import ShellMetrics
-from scheduler_svc.requests import Record, Requests
+from scheduler_svc.requests import Branch, Record, Requests
 from scheduler_svc.streams import Outbox
 
 _log = logging.getLogger(__name__)
@@ -43,14 +44,14 @@ class Bundle:
 
 
 class Delivery:
-    """Writes outboxes. `touched` collects those to flush; `stops` the requests whose stop string matched."""
+    """Writes outboxes. `touched` collects those to flush; `stops` the sequences whose stop string matched."""
 
     def __init__(self, requests: Requests, metrics: ShellMetrics) -> None:
         self._requests = requests
         self._metrics = metrics
         self._gaps: list[float] = []
         self.touched: dict[int, Outbox] = {}
-        self.stops: list[Record] = []
+        self.stops: list[Branch] = []
 
     def deliver(self, bundle: Bundle, now: float) -> None:
         """Takes over one bundle, in the order in which the core made them. now: seconds of the engine's
@@ -62,24 +63,29 @@ class Delivery:
         if bundle.events is not None and bundle.events.seq_ids.size:
             self._tokens(bundle.events, {end.seq_id: end for end in finished}, now)
         for end in finished:
-            record = self._requests.by_seq(end.seq_id)
-            if record is not None:
-                self._finish(record, end, now)
+            branch = self._requests.by_seq(end.seq_id)
+            if branch is not None:
+                self._finish(branch, end, now)
 
     def fail(self, record: Record, error: OctavoError, outcome: str) -> None:
-        """Ends a request's stream with an error. The record stays until the core says that the sequence is
+        """Ends a request's stream with an error. The record stays until the core says that its sequences are
         over.
         """
         if not record.ended:
-            record.ended = True
-            record.outcome = outcome
+            self.leave(record, outcome)
             record.outbox.of(record.request_id).error = error
             self._touch(record)
+
+    def leave(self, record: Record, outcome: str) -> None:
+        """Nothing more is told of any sequence of a request that is not ended yet."""
+        record.ended, record.outcome = True, outcome
+        for branch in record.branches:
+            branch.ended = True
 
     def refuse(self, record: Record, refusal: Refusal) -> None:
         """The core did not take the request."""
         self._metrics.rejected(refusal.reason.value)
-        record.ended = True
+        self.leave(record, "")
         record.outbox.of(record.request_id).error = _refusal_error(refusal)
         self._touch(record)
         self._requests.remove(record)
@@ -88,10 +94,10 @@ class Delivery:
         self.touched[id(record.outbox)] = record.outbox
 
     def _accept(self, admitted: Admitted, now: float) -> None:
-        record = self._requests.by_seq(admitted.seq_id)
-        if record is None or not self._requests.admitted(record, now):
+        branch = self._requests.by_seq(admitted.seq_id)
+        if branch is None or not self._requests.admitted(branch.record, now):
             return
-        cached = admitted.cached_prompt_tokens
+        record, cached = branch.record, admitted.cached_prompt_tokens
         self._metrics.queue_wait_seconds.observe(now - record.arrival)
         self._metrics.prompt_tokens["cached"] += cached
         self._metrics.prompt_tokens["computed"] += record.prompt_len - cached
@@ -107,69 +113,76 @@ class Delivery:
         for seq_id, token_id, output_len in zip(
             events.seq_ids.tolist(), events.token_ids.tolist(), events.output_lens.tolist(), strict=True
         ):
-            record = self._requests.by_seq(seq_id)
-            if record is None or record.ended or record.stopped:
+            branch = self._requests.by_seq(seq_id)
+            if branch is None or branch.ended or branch.stopped:
                 self._metrics.undelivered_tokens += 1
                 continue
-            record.output_len = output_len
-            self._time(record, now)
-            text = self._text(record, token_id, ends.get(seq_id)) if record.emitter else ""
-            record.outbox.put_delta(record.request_id, (token_id,), text)
+            record = branch.record
+            branch.output_len = output_len
+            self._time(branch, now)
+            text = self._text(branch, token_id, ends.get(seq_id)) if branch.emitter else ""
+            record.outbox.put_delta(record.request_id, (token_id,), text, branch.index)
             self._touch(record)
             self._metrics.delivered_tokens += 1
         self._metrics.inter_token_latency_seconds.observe_many(self._gaps)
 
-    def _time(self, record: Record, now: float) -> None:
-        if record.last_token_at is None:
-            self._metrics.time_to_first_token_seconds.observe(now - record.arrival)
-        else:
-            self._gaps.append(now - record.last_token_at)
-        record.last_token_at = now
+    def _time(self, branch: Branch, now: float) -> None:
+        """The time to the first token is the first sequence's: the prompt was computed once."""
+        if branch.last_token_at is not None:
+            self._gaps.append(now - branch.last_token_at)
+        elif branch.index == 0:
+            self._metrics.time_to_first_token_seconds.observe(now - branch.record.arrival)
+        branch.last_token_at = now
 
-    def _text(self, record: Record, token_id: int, end: Finished | None) -> str:
+    def _text(self, branch: Branch, token_id: int, end: Finished | None) -> str:
         """The text that a token sets free. A stop token has none, unless asked for."""
-        assert record.emitter is not None
-        last = end is not None and end.matched_token == token_id and end.output_len == record.output_len
+        assert branch.emitter is not None
+        record = branch.record
+        last = end is not None and end.matched_token == token_id and end.output_len == branch.output_len
         if last and not record.include_stop_token:
             return ""
-        emitted = record.emitter.push((token_id,))
+        emitted = branch.emitter.push((token_id,))
         if emitted.stopped is not None:
-            record.stopped = True
-            self.stops.append(record)
+            branch.stopped = True
+            self.stops.append(branch)
         return "" if record.tokens_only else emitted.text
 
-    def _finish(self, record: Record, end: Finished, now: float) -> None:
-        if not record.ended:
-            record.ended = True
-            record.outcome = self._tell_end(record, end)
+    def _finish(self, branch: Branch, end: Finished, now: float) -> None:
+        record = branch.record
+        if not branch.ended:
+            branch.ended = True
+            record.outcome = self._tell_end(branch, end)
             self._touch(record)
-        self._metrics.outcomes[record.outcome] += 1
         if end.error:
             _log.warning("request failed: %s", end.error, extra={"request_id": record.request_id})
         elif _log.isEnabledFor(logging.DEBUG):
             _log.debug(
-                "request ended: %s after %d tokens", record.outcome, end.output_len,
+                "sequence %d ended: %s after %d tokens", branch.index, record.outcome, end.output_len,
                 extra={"request_id": record.request_id},
             )  # fmt: skip
-        self._metrics.request_seconds.observe(now - record.arrival)
-        self._requests.remove(record)
+        if self._requests.sequence_over(branch):
+            record.ended = True
+            self._metrics.outcomes[record.outcome] += 1
+            self._metrics.request_seconds.observe(now - record.arrival)
 
-    def _tell_end(self, record: Record, end: Finished) -> str:
+    def _tell_end(self, branch: Branch, end: Finished) -> str:
         """Writes the held text and the finished event. Returns the outcome's label."""
-        emitter = record.emitter
+        emitter, record = branch.emitter, branch.record
         if emitter is not None:
             tail = emitter.finish()
             if tail and not record.tokens_only:
-                record.outbox.put_delta(record.request_id, (), tail)
+                record.outbox.put_delta(record.request_id, (), tail, branch.index)
         match = emitter.stopped if emitter is not None else None
         reason = end.reason if match is None else FinishReason.STOP
         told = inference_pb2.Finished(
+            index=branch.index,
             reason=_REASONS[reason],
             usage=inference_pb2.Usage(
                 prompt_tokens=end.prompt_len,
                 cached_prompt_tokens=end.cached_prompt_tokens,
                 completion_tokens=end.output_len if match is None else match.output_len,
                 preemptions=end.preemptions,
+                shared_blocks_saved=end.blocks_saved,
             ),
             error_reason=end.error,
         )
@@ -177,7 +190,7 @@ class Delivery:
             told.stop = match.stop
         elif end.matched_token is not None:
             told.stop_token_id = end.matched_token
-        record.outbox.of(record.request_id).finished = told
+        record.outbox.of(record.request_id, branch.index).finished = told
         return reason.value
 
 

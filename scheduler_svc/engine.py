@@ -19,7 +19,7 @@ from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.inputs import Inputs, worker_lost
 from scheduler_svc.metrics import ShellMetrics
-from scheduler_svc.requests import QueueLimits, Record, Requests
+from scheduler_svc.requests import Branch, QueueLimits, Record, Requests
 from scheduler_svc.session import Answer, Session
 from scheduler_svc.streams import Outbox
 from scheduler_svc.timers import Alarm
@@ -84,8 +84,8 @@ class Engine:
         """The live request of an id."""
         return self._requests.by_id(request_id)
 
-    def find_sequence(self, seq_id: int) -> Record | None:
-        """The live request of a sequence."""
+    def find_sequence(self, seq_id: int) -> Branch | None:
+        """A live sequence."""
         return self._requests.by_seq(seq_id)
 
     def open(self, outbox: Outbox) -> None:

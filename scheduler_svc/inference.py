@@ -49,34 +49,27 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         async with self._stream(context, self._backlog) as outbox:
             record = await self._intake.take(request, outbox)
             await context.send_initial_metadata(((REQUEST_ID_METADATA, metadata_text(record.request_id)),))
-            ended = False
-            while not ended:
+            running = len(record.branches)
+            while running:
                 for pending in await outbox.next():
                     for response in answers.single(pending):
                         await context.write(response)
                     if pending.error is not None:
                         raise pending.error
-                    ended = pending.has_end
+                    running -= pending.finished is not None
 
     async def GenerateOnce(
         self, request: inference_pb2.GenerateOnceRequest, context: Context
     ) -> inference_pb2.GenerateOnceResponse:
         async with self._stream(context, _NO_BACKLOG_BOUND) as outbox:
             record = await self._intake.take(request.request, outbox)
-            whole = Pending(record.request_id)
-            while whole.finished is None:
+            sequences = [Pending(record.request_id, branch.index) for branch in record.branches]
+            while any(sequence.finished is None for sequence in sequences):
                 for pending in await outbox.next():
-                    whole.token_ids += pending.token_ids
-                    whole.text += pending.text
-                    whole.finished = pending.finished
+                    sequences[pending.index].add(pending)
                     if pending.error is not None:
                         raise pending.error
-        completion = inference_pb2.Completion(
-            text="".join(whole.text), token_ids=whole.token_ids, finished=whole.finished
-        )
-        return inference_pb2.GenerateOnceResponse(
-            request_id=record.request_id, completions=[completion], usage=whole.finished.usage
-        )
+        return answers.whole(record.request_id, sequences)
 
     async def GenerateBatch(
         self, request_iterator: AsyncIterator[inference_pb2.GenerateBatchRequest], context: Context

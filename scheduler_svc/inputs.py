@@ -76,7 +76,7 @@ class Inputs:
         aborted: list[str] = []
         for request_id in request_ids:
             record = self.requests.by_id(request_id)
-            if record is not None and not record.ended and self.core.abort(record.seq_id, now):
+            if record is not None and not record.ended and self._abort(record, now):
                 aborted.append(request_id)
         self.collect()
 
@@ -89,24 +89,29 @@ class Inputs:
     def end(self, record: Record, error: OctavoError, outcome: str, now: float) -> None:
         """Ends a request from the shell's side, with an error for its client."""
         self.delivery.fail(record, error, outcome)
-        self.core.abort(record.seq_id, now)
+        self._abort(record, now)
         self.collect()
 
     def drop_stream(self, outbox: Outbox, outcome: str, now: float) -> None:
         """Aborts the requests of a stream that nobody reads any more."""
         for record in self.requests.of_outbox(outbox):
             if not record.ended:
-                record.outcome, record.ended = outcome, True
-            self.core.abort(record.seq_id, now)
+                self.delivery.leave(record, outcome)
+            self._abort(record, now)
         self.collect()
+
+    def _abort(self, record: Record, now: float) -> bool:
+        """Ends every sequence of a request that the core still has. False if it had none."""
+        aborted = [self.core.abort(branch.seq_id, now) for branch in record.branches]
+        return any(aborted)
 
     def stop_matched(self, now: float) -> bool:
         """Tells the core of the stop strings that the delivery found. True when that ended a sequence."""
         stopped = False
-        for record in self.delivery.stops:
-            match = record.emitter.stopped if record.emitter is not None else None
+        for branch in self.delivery.stops:
+            match = branch.emitter.stopped if branch.emitter is not None else None
             assert match is not None
-            stopped |= self.core.stop(record.seq_id, match.output_len, FinishReason.STOP, now)
+            stopped |= self.core.stop(branch.seq_id, match.output_len, FinishReason.STOP, now)
         self.delivery.stops.clear()
         self.collect()
         return stopped

@@ -124,8 +124,8 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
         )
 
     def _id_of(self, seq_id: SeqId) -> str:
-        record = self._engine.find_sequence(seq_id)
-        return record.request_id if record is not None else ""
+        branch = self._engine.find_sequence(seq_id)
+        return branch.record.request_id if branch is not None else ""
 
     def _explain(self, core: Scheduler, request_id: str) -> kv_cache_pb2.ExplainRequestResponse:
         found = core.explain(self._live(request_id).seq_id, self._clock())

@@ -6,7 +6,6 @@ nothing is queued before the prompt's.
 """
 
 import asyncio
-import itertools
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +58,7 @@ class Intake:
         self._text = text
         self._metrics = metrics
         self._clock = clock
-        self._seq_ids = itertools.count(1)
+        self._next_seq_id = 1
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="text")
         self.limits = limits
         self.default_sampling = sampling or inference_pb2.SamplingOptions()
@@ -97,7 +96,7 @@ class Intake:
             request_id=checked.request_id or secrets.token_hex(8),
             request=self._new_request(checked, prompt),
             outbox=outbox,
-            emitter=None if checked.token_ids_only and not checked.stop else self._emitter(checked),
+            emitters=[self._emitter(checked) for _ in range(checked.n)],
             include_stop_token=checked.include_stop,
             tokens_only=checked.token_ids_only,
             arrival=arrival,
@@ -122,7 +121,10 @@ class Intake:
             return self._text.encode(prompt.text, prompt.add_special_tokens)
         return self._text.encode_chat(prompt)
 
-    def _emitter(self, checked: CheckedRequest) -> TextEmitter:
+    def _emitter(self, checked: CheckedRequest) -> TextEmitter | None:
+        """One for each sequence, unless nobody wants its text."""
+        if checked.token_ids_only and not checked.stop:
+            return None
         return self._text.new_emitter(
             checked.stop,
             checked.include_stop,
@@ -135,8 +137,10 @@ class Intake:
         worker = self._engine.worker
         assert worker is not None
         eos = self._text.eos_token_ids | frozenset(worker.eos_token_ids)
+        seq_id, self._next_seq_id = SeqId(self._next_seq_id), self._next_seq_id + checked.n
         return NewRequest(
-            seq_id=SeqId(next(self._seq_ids)),
+            seq_id=seq_id,
+            n=checked.n,
             prompt=prompt,
             max_tokens=checked.max_tokens,
             min_tokens=checked.min_tokens,

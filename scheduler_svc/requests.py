@@ -1,10 +1,12 @@
-"""Live requests as the shell sees them, and the bounds of the queue.
+"""Live requests as the shell sees them, their sequences, and the bounds of the queue.
 
 Owns the request ids in use and the counts of what waits; knows neither core nor stream content. Invariant: a
-request id names at most one live request, and the queue counts equal those of the requests not yet admitted.
+request id names at most one live request, a request lives as long as one of its sequences does, and the queue
+counts equal those of the requests not yet admitted.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 
 from octavo.errors import AlreadyExists, ResourceExhausted
 from scheduler_svc.core.plan import NewRequest, SeqId
@@ -13,36 +15,67 @@ from scheduler_svc.text import TextEmitter
 
 
 @dataclass(slots=True, eq=False)
-class Record:
-    """One live request. Times are seconds of the engine's clock; emitter None: no text and no stop
-    strings; tokens_only: the text is not told.
+class Branch:
+    """One sequence of a request. emitter None: no text and no stop strings.
 
-    ended: its stream has been told the end, or left. stopped: a stop string matched. outcome: why the shell
-    ended it, empty while that is the core's to say.
+    ended: its stream has been told its end, or of no end any more. stopped: a stop string matched.
+    last_token_at: seconds of the engine's clock.
+    """
+
+    record: "Record"
+    index: int
+    seq_id: SeqId
+    emitter: TextEmitter | None
+    last_token_at: float | None = None
+    output_len: int = 0
+    ended: bool = False
+    stopped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One live request. Times are seconds of the engine's clock; emitters: one a sequence, None: no text and
+    no stop strings; tokens_only: the text is not told.
+
+    branches: its sequences, by index; their ids follow each other. running: those the core has not ended.
+    ended: its stream is told nothing any more. outcome: why the shell ended it, or how its latest sequence
+    ended; empty while that is the core's to say.
     """
 
     request_id: str
     request: NewRequest
     outbox: Outbox
-    emitter: TextEmitter | None
+    emitters: InitVar[Sequence[TextEmitter | None]]
     include_stop_token: bool
     tokens_only: bool
     arrival: float
     queue_deadline: float | None = None
     admitted_at: float | None = None
-    last_token_at: float | None = None
-    output_len: int = 0
     ended: bool = False
-    stopped: bool = False
     outcome: str = ""
+    branches: tuple[Branch, ...] = field(init=False)
+    running: int = field(init=False)
+
+    def __post_init__(self, emitters: Sequence[TextEmitter | None]) -> None:
+        first = self.request.seq_id
+        self.branches = tuple(
+            Branch(self, index, SeqId(first + index), emitter) for index, emitter in enumerate(emitters)
+        )
+        self.running = len(self.branches)
 
     @property
     def seq_id(self) -> SeqId:
+        """That of the first sequence."""
         return self.request.seq_id
 
     @property
     def prompt_len(self) -> int:
         return int(self.request.prompt.size)
+
+    @property
+    def output_len(self) -> int:
+        """Tokens told, of all sequences."""
+        return sum(branch.output_len for branch in self.branches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +92,7 @@ class Requests:
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
         self._by_id: dict[str, Record] = {}
-        self._by_seq: dict[int, Record] = {}
+        self._by_seq: dict[int, Branch] = {}
         self.waiting_requests = 0
         self.waiting_tokens = 0
 
@@ -76,7 +109,7 @@ class Requests:
         if self.waiting_requests and tokens > limits.tokens:
             raise _queue_full(f"{tokens} prompt tokens would wait, limit {limits.tokens}")
         self._by_id[record.request_id] = record
-        self._by_seq[record.seq_id] = record
+        self._by_seq.update((branch.seq_id, branch) for branch in record.branches)
         record.outbox.live.add(record.request_id)
         self.waiting_requests += 1
         self.waiting_tokens = tokens
@@ -89,12 +122,26 @@ class Requests:
         self._leave_queue(record)
         return True
 
+    def sequence_over(self, branch: Branch) -> bool:
+        """Notes that the core has ended a sequence; forgets the request with its last. True when that was
+        it.
+        """
+        if self._by_seq.pop(branch.seq_id, None) is None:
+            return False
+        record = branch.record
+        record.running -= 1
+        if record.running:
+            return False
+        self.remove(record)
+        return True
+
     def remove(self, record: Record) -> None:
-        """Forgets an ended request. Idempotent."""
+        """Forgets a request that is over. Idempotent."""
         if self._by_id.get(record.request_id) is not record:
             return
         del self._by_id[record.request_id]
-        del self._by_seq[record.seq_id]
+        for branch in record.branches:
+            self._by_seq.pop(branch.seq_id, None)
         record.outbox.live.discard(record.request_id)
         if record.admitted_at is None:
             self._leave_queue(record)
@@ -106,7 +153,7 @@ class Requests:
     def by_id(self, request_id: str) -> Record | None:
         return self._by_id.get(request_id)
 
-    def by_seq(self, seq_id: int) -> Record | None:
+    def by_seq(self, seq_id: int) -> Branch | None:
         return self._by_seq.get(seq_id)
 
     def all(self) -> list[Record]:

@@ -5,7 +5,7 @@ ever appends and never waits, and what a stream holds is bounded, for a stream p
 STREAM_BACKLOG and holds nothing.
 
 The backlog rule: deltas that wait for a reader are merged, so a slow reader costs one pending delta a
-request. A stream whose pending tokens or text pass `BacklogLimits`, or whose reader took nothing for
+sequence. A stream whose pending tokens or text pass `BacklogLimits`, or whose reader took nothing for
 `stall_seconds` while something was pending, is failed with RESOURCE_EXHAUSTED STREAM_BACKLOG, and its
 requests are aborted.
 """
@@ -34,9 +34,13 @@ class BacklogLimits:
 
 @dataclass(slots=True)
 class Pending:
-    """What one request has to say since its stream was last read. Told as accepted, delta, end."""
+    """What one sequence of a request has to say since its stream was last read. Told as accepted, delta, end.
+
+    What concerns the whole request, accepted and error, is said by its first sequence, index 0.
+    """
 
     request_id: str
+    index: int = 0
     accepted: inference_pb2.Accepted | None = None
     token_ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
@@ -47,9 +51,11 @@ class Pending:
     def has_delta(self) -> bool:
         return bool(self.token_ids or self.text)
 
-    @property
-    def has_end(self) -> bool:
-        return self.finished is not None or self.error is not None
+    def add(self, later: "Pending") -> None:
+        """Takes in what the same sequence said after this."""
+        self.token_ids += later.token_ids
+        self.text += later.text
+        self.finished = later.finished
 
 
 class Outbox:
@@ -59,7 +65,7 @@ class Outbox:
 
     def __init__(self, limits: BacklogLimits) -> None:
         self._limits = limits
-        self._pending: dict[str, Pending] = {}
+        self._pending: dict[tuple[str, int], Pending] = {}
         self._refusals: list[Pending] = []
         self._tokens = 0
         self._characters = 0
@@ -73,16 +79,16 @@ class Outbox:
         self.failure: ResourceExhausted | None = None
         """Why the stream has to end, once it broke the backlog rule."""
 
-    def of(self, request_id: str) -> Pending:
-        """The pending events of a request, made when there are none. Call `flush` after writing into it."""
-        pending = self._pending.get(request_id)
+    def of(self, request_id: str, index: int = 0) -> Pending:
+        """The pending events of a sequence, made when there are none. Call `flush` after writing into it."""
+        pending = self._pending.get((request_id, index))
         if pending is None:
-            pending = self._pending[request_id] = Pending(request_id)
+            pending = self._pending[request_id, index] = Pending(request_id, index)
         return pending
 
-    def put_delta(self, request_id: str, token_ids: Sequence[int], text: str) -> None:
-        """Merges new tokens and text of a request into what is pending."""
-        pending = self.of(request_id)
+    def put_delta(self, request_id: str, token_ids: Sequence[int], text: str, index: int = 0) -> None:
+        """Merges new tokens and text of a sequence into what is pending."""
+        pending = self.of(request_id, index)
         pending.token_ids.extend(token_ids)
         self._tokens += len(token_ids)
         if text:
@@ -143,7 +149,7 @@ class Outbox:
             self._wake.set_result(None)
 
     def take(self) -> list[Pending]:
-        """All that is pending, in the order in which the requests first spoke. Raises the failure, if there
+        """All that is pending, in the order in which the sequences first spoke. Raises the failure, if there
         is one.
         """
         if self.failure is not None:

@@ -159,7 +159,7 @@ def decode_result(message: worker_pb2.StepResult, plan: StepPlan, vocab_size: in
 
 def _failed_rows(message: worker_pb2.StepResult, plan: StepPlan, oddities: list[str]) -> dict[int, str]:
     failed: dict[int, str] = {}
-    known = set(plan.rows.tolist()) if message.failed_rows else set()
+    known = {*plan.rows.tolist(), *plan.sample_rows.tolist()} if message.failed_rows else set()
     for failure in message.failed_rows:
         if failure.row not in known:
             oddities.append("unknown_row")

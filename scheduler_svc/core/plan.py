@@ -114,6 +114,7 @@ class NewRequest:
     priority: int = 0
     namespace: str = ""
     use_prefix_cache: bool = True
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,7 @@ class Finished:
     preemptions: int
     matched_token: int | None = None
     error: str = ""
+    blocks_saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ def check_generate(request: pb.GenerateRequest, limits: Limits, model: ModelFact
         cache_salt=_cache_salt(request, limits),
         use_prefix_cache=flag(request, "use_prefix_cache", default=True),
         queue_timeout=_queue_timeout(request, limits),
+        n=whole("n", request.n if request.HasField("n") else 1, 1, limits.n),
     )
     _check_not_built(request, limits, model)
     return checked
@@ -111,13 +112,10 @@ def _queue_timeout(request: pb.GenerateRequest, limits: Limits) -> float | None:
 
 def _check_not_built(request: pb.GenerateRequest, limits: Limits, model: ModelFacts) -> None:
     """Fields whose work comes later: checked, then refused when they would matter."""
-    n = whole("n", request.n if request.HasField("n") else 1, 1, limits.n)
     _check_penalties(request.sampling, limits)
     _check_logit_bias(request.sampling, limits, model)
     _check_logprobs(request.output, limits)
     _check_response_format(request.response_format, limits)
-    if n > 1:
-        raise not_built("n", n)
 
 
 def _check_penalties(sampling: pb.SamplingOptions, limits: Limits) -> None:

@@ -23,7 +23,7 @@ class Limits:
     chat_messages: int = 1024
     chat_role: int = 64
     chat_tools: int = 128
-    n: int = 64
+    n: int = 128
     temperature: float = 100.0
     top_k: int = 1 << 20
     penalty: float = 2.0
@@ -105,6 +105,7 @@ class CheckedRequest:
     cache_salt: str
     use_prefix_cache: bool
     queue_timeout: float | None
+    n: int = 1
 
     def ending_ids(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """The ids that end a sequence: ignore_eos silences the model's own, never those of the request."""

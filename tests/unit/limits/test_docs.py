@@ -57,6 +57,7 @@ def test_the_flags_of_limits_have_the_limits_defaults() -> None:
     fields = Settings.model_fields
     assert fields["max_prompt_bytes"].default == Limits().prompt_bytes
     assert fields["max_prompt_tokens"].default == Limits().prompt_tokens
+    assert fields["max_n"].default == Limits().n
     assert fields["max_queue_requests"].default == QueueLimits().requests
     assert fields["max_queue_tokens"].default == QueueLimits().tokens
 

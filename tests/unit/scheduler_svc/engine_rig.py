@@ -111,7 +111,7 @@ class EngineRig:
             SeqId(self._seqs), prompt, max_tokens=tokens, sampling=SamplingParams(temperature=0.0)
         )
         defaults: dict[str, Any] = {
-            "request_id": f"r{self._seqs}", "request": request, "outbox": box, "emitter": None,
+            "request_id": f"r{self._seqs}", "request": request, "outbox": box, "emitters": [None],
             "include_stop_token": False, "tokens_only": True, "arrival": self.now,
         }  # fmt: skip
         return Record(**defaults | fields)

@@ -31,7 +31,7 @@ async def say(
     include = bool(options.get("include_stop_token"))
     record = rig.record(
         tokens=options.pop("max_tokens", len(script)),
-        emitter=text.new_emitter(stop, include, True),
+        emitters=[text.new_emitter(stop, include, True)],
         tokens_only=False,
         **{key: value for key, value in options.items() if key != "stop_ids"},
     )
@@ -105,7 +105,7 @@ async def test_a19_the_text_of_a_stop_token_is_left_out_unless_asked_for(text: T
 async def test_token_ids_alone_carry_no_text_but_stop_strings_still_stop(text: TextModel) -> None:
     script = spell(text, "one two STOP three")
     async with engine_rig() as rig:
-        record = rig.record(tokens=len(script), emitter=text.new_emitter(("STOP",)))
+        record = rig.record(tokens=len(script), emitters=[text.new_emitter(("STOP",))])
         rig.token_of = lambda place: script[min(place - 5, len(script) - 1)]
         rig.engine.submit(record)
         await rig.settle()
@@ -119,7 +119,7 @@ async def test_a27_an_abort_is_counted_as_one_and_flushes_what_was_held(
 ) -> None:
     script = spell(text, "say STO and more")
     async with engine_rig() as rig:
-        record = rig.record(tokens=50, emitter=text.new_emitter(("STOP",)), tokens_only=False)
+        record = rig.record(tokens=50, emitters=[text.new_emitter(("STOP",))], tokens_only=False)
         rig.token_of = lambda place: script[min(place - 5, len(script) - 1)]
         rig.engine.submit(record)
         await rig.settle()

@@ -46,9 +46,9 @@ async def test_the_next_plan_leaves_before_the_tokens_are_handed_out(monkeypatch
         seen: list[int] = []
         put = record.outbox.put_delta
 
-        def spy(request_id: str, token_ids: Sequence[int], text: str) -> None:
+        def spy(request_id: str, token_ids: Sequence[int], text: str, index: int) -> None:
             seen.append(len(rig.plans))
-            put(request_id, token_ids, text)
+            put(request_id, token_ids, text, index)
 
         monkeypatch.setattr(record.outbox, "put_delta", spy)
         await rig.answer()

@@ -14,7 +14,7 @@ def record(number: int, length: int = 10, name: str = "", outbox: Outbox | None 
         request_id=name or f"r{number}",
         request=NewRequest(SeqId(number), np.zeros(length, np.int32)),
         outbox=outbox or Outbox(BacklogLimits()),
-        emitter=None,
+        emitters=[None],
         include_stop_token=False,
         tokens_only=True,
         arrival=0.0,

@@ -37,7 +37,7 @@ def test_an_end_stays_with_the_tokens_before_it(outbox: Outbox) -> None:
     (pending,) = outbox.take()
     assert pending.accepted is not None
     assert pending.has_delta
-    assert pending.has_end
+    assert pending.finished is not None
 
 
 def test_refusals_never_touch_a_live_request_of_the_same_id(outbox: Outbox) -> None:
