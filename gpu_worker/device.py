@@ -41,7 +41,7 @@ class Marker(Protocol):
 class Download(Protocol):
     """A copy to the host that was started; `read` is legal once a later marker was waited for."""
 
-    def read(self) -> npt.NDArray[np.int64]: ...
+    def read(self) -> npt.NDArray[np.integer]: ...
 
 
 class Device(Protocol):
@@ -99,8 +99,8 @@ class _CpuMarker:
 class _HostCopy:
     values: Tensor
 
-    def read(self) -> npt.NDArray[np.int64]:
-        copied: npt.NDArray[np.int64] = self.values.numpy()
+    def read(self) -> npt.NDArray[np.integer]:
+        copied: npt.NDArray[np.integer] = self.values.numpy()
         return copied
 
 
@@ -161,9 +161,9 @@ class _PinnedCopy:
     count: int
     free: "deque[Tensor]"
 
-    def read(self) -> npt.NDArray[np.int64]:
+    def read(self) -> npt.NDArray[np.integer]:
         """Called at most once: the buffer is then another download's."""
-        copied: npt.NDArray[np.int64] = self.buffer[: self.count].numpy().copy()
+        copied: npt.NDArray[np.integer] = self.buffer[: self.count].numpy().copy()
         self.free.append(self.buffer)
         return copied
 

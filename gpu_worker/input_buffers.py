@@ -7,6 +7,7 @@ Invariant: a steady decode step costs one host-to-device copy, and no call here 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -30,7 +31,6 @@ class StepTensors:
     sample_rows: Tensor  # [S] int64
     zero_blocks: Tensor  # [N] int32
     copy_pairs: Tensor  # [N, 2] int32
-    samples: SampleRows | None
 
 
 class InputBuffers:
@@ -74,7 +74,6 @@ class InputBuffers:
             sample_rows=sample_rows,
             zero_blocks=parts["zero_blocks"],
             copy_pairs=parts["copy_pairs"].view(-1, 2),
-            samples=self.samples(plan),
         )
 
     def upload_house_keeping(self, plan: Plan, with_tables: bool) -> tuple[Tensor, Tensor]:
@@ -111,16 +110,18 @@ class InputBuffers:
         packed = self._device.upload(np.concatenate(list(pieces.values()), dtype=np.int32))
         return dict(zip(pieces, torch.split(packed, [len(piece) for piece in pieces.values()]), strict=True))
 
-    def samples(self, plan: Plan) -> SampleRows | None:
-        """The sampling parameters of a step with at least one row that is not greedy; they go in one
-        more copy.
+    def samples(self, plan: Plan, places: npt.NDArray[np.int64] | None = None) -> SampleRows | None:
+        """The sampling parameters of a step's samples, or of those at `places` among them, if at least one
+        row is not greedy; they go in one more copy.
         """
-        parameters = self._table.sampling[plan.sample_rows]
+        rows, positions = plan.sample_rows, self._table.output_positions(plan)
+        if places is not None:
+            rows, positions = rows[places], positions[places]
+        parameters = self._table.sampling[rows]
         random = np.flatnonzero(parameters[:, 0] > 0)
         if not len(random):
             return None
-        seeds = self._table.seeds[plan.sample_rows].view(np.float64)
-        positions = plan.positions[plan.sample_positions] + 1 - self._table.prompt_lens[plan.sample_rows]
+        seeds = self._table.seeds[rows].view(np.float64)
         columns = (parameters, seeds[:, None], positions.astype(np.int64).view(np.float64)[:, None])
         sent = self._device.upload(np.concatenate(columns, axis=1))
         index = np.zeros(len(random), np.int32)

@@ -4,6 +4,7 @@ Owns the order in which a step touches the device; knows no session and no wire.
 whole before anything of it reaches the device.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,17 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpu_worker.asks import PromptSpan
 from gpu_worker.attention import StepAttention
-from gpu_worker.device import Device, Download, Marker
+from gpu_worker.device import Device, Marker
 from gpu_worker.graph_runner import GraphRunner, StepProgram
 from gpu_worker.input_buffers import InputBuffers, StepTensors
 from gpu_worker.kv_pool import KvPool
+from gpu_worker.logprobs import PendingLogprobs, prompt_logprobs_of
 from gpu_worker.models.cpu_decoder import CpuDecoder
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.fused_decoder import FusedDecoder, FusedStep, obstacle
 from gpu_worker.rows import Limits, RowTable
-from gpu_worker.sampler import SampleRows, sample
-from gpu_worker.wire import Int32Array, Plan
+from gpu_worker.sample_stage import Drawn, SampleStage
+from gpu_worker.sampler import sample
+from gpu_worker.wire import Int32Array, Plan, TokenLogprobs
 from paged_kernels.dispatch import Kernels
 
 _WARM_UP_TOKENS = 64
@@ -29,7 +33,8 @@ _WARM_UP_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """token_ids [S], -1 where the row failed; failed_rows by id; times in seconds on the device's own clock.
+    """token_ids [S], -1 where the row failed; failed_rows by id; logprobs of the samples that ask, in order,
+    and (row, first position, values) of prompts; times in seconds on the device's own clock.
 
     sample_seconds is part of forward_seconds, and 0 where a graph holds both. gap_seconds: since the end of
     the step before, 0 for the first.
@@ -41,6 +46,8 @@ class StepOutcome:
     sample_seconds: float
     block_move_seconds: float
     gap_seconds: float
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[tuple[int, int, TokenLogprobs], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +62,24 @@ class _Marks:
 class PendingStep:
     """A step that was launched. `wait` blocks until the device has finished it."""
 
-    def __init__(self, sample_rows: Int32Array, tokens: Download | None, marks: _Marks) -> None:
+    def __init__(
+        self,
+        sample_rows: Int32Array,
+        drawn: Drawn | None,
+        marks: _Marks,
+        prompts: Sequence[tuple[PromptSpan, PendingLogprobs]] = (),
+    ) -> None:
         self._sample_rows = sample_rows
-        self._tokens = tokens
+        self._drawn = drawn
         self._marks = marks
+        self._prompts = prompts
 
     def wait(self) -> StepOutcome:
         """Called once, from the thread that answers. Raises what the device raises."""
         marks = self._marks
         marks.end.wait()
-        tokens = np.empty(0, np.int32) if self._tokens is None else self._tokens.read().astype(np.int32)
+        drawn = self._drawn
+        tokens = np.empty(0, np.int32) if drawn is None else drawn.tokens.read().astype(np.int32)
         return StepOutcome(
             token_ids=tokens,
             failed_rows=tuple(int(row) for row in self._sample_rows[tokens < 0]),
@@ -74,6 +89,8 @@ class PendingStep:
             gap_seconds=max(marks.start.seconds_since(marks.previous_end), 0.0)
             if marks.previous_end
             else 0.0,
+            logprobs=None if drawn is None or drawn.logprobs is None else drawn.logprobs.read(),
+            prompt_logprobs=tuple((span.row, span.first, found.read()) for span, found in self._prompts),
         )
 
 
@@ -95,19 +112,22 @@ class ModelRunner:
             self.fused = FusedDecoder(decoder, pool, kernels, kernels.fused)
         self._graphs: GraphRunner | None = None
         self._buffers = InputBuffers(device, self.rows)
+        self._stage = SampleStage(device, self.rows, self._buffers)
         self._last_end: Marker | None = None
 
     def reset(self) -> None:
         """Waits for the device and drops every row: a new session begins, or the scheduler is gone."""
         self.device.synchronize()
         self.rows.clear()
+        self._stage.clear()
         self._last_end = None
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs a decode and a prefill through the null block, so that real steps find kernels compiled."""
         for tokens in (1, min(_WARM_UP_TOKENS, self.rows.limits.max_model_len)):
-            sample(self._logits(self._null_step(tokens), tokens, tokens), None)
+            step = self._null_step(tokens)
+            sample(self._head(self._hidden(step, step.sample_positions, tokens, tokens)), None)
         self.device.synchronize()
 
     def _null_step(self, tokens: int) -> StepTensors:
@@ -129,7 +149,6 @@ class ModelRunner:
             sample_rows=tensor([self.rows.limits.max_batch_seqs]).long(),
             zero_blocks=none,
             copy_pairs=none.view(0, 2),
-            samples=None,
         )
 
     @torch.inference_mode()
@@ -151,14 +170,16 @@ class ModelRunner:
     def launch(self, plan: Plan) -> PendingStep:
         """Starts a step. Raises PlanError before the device is touched; else what the device raises."""
         self.rows.apply(plan)
-        if self._graphs is not None:
+        self._stage.enter(plan)
+        spans = self.rows.asks.prompt_spans(plan)
+        if self._graphs is not None and not spans:
             program = self._graphs.choose(plan)
             if program is not None:
                 return self._replay(self._graphs, program, plan)
-        return self._launch_eagerly(plan)
+        return self._launch_eagerly(plan, spans)
 
     def _replay(self, graphs: GraphRunner, program: StepProgram, plan: Plan) -> PendingStep:
-        """A step as one graph; filters of top_k, top_p and min_p come after it, on its logits."""
+        """A step as one graph; what single rows ask for beyond temperature comes after it, on its logits."""
         start = moved = self.device.mark()
         enters = program.layout.enters(plan)
         if len(plan.zero_blocks) or len(plan.copy_pairs) or not enters:
@@ -166,29 +187,41 @@ class ModelRunner:
             moved = self.device.mark()
         graphs.start(program, plan)
         count = len(plan.sample_rows)
-        tokens: Download | None = None
-        if count and self.rows.any_filtered(plan.sample_rows):
-            rows = self.device.upload(plan.sample_rows.copy()).long()
-            tokens = self._sample(program.logits[:count], rows, self._buffers.samples(plan))
-        elif count:
-            tokens = self.device.download(program.tokens[:count])
+        drawn = self._stage.draw_rest(plan, program.logits[:count], program.tokens[:count]) if count else None
         end = self.device.mark()
         marks = _Marks(self._last_end, start, moved, end, end)
         self._last_end = end
-        return PendingStep(plan.sample_rows, tokens, marks)
+        return PendingStep(plan.sample_rows, drawn, marks)
 
-    def _launch_eagerly(self, plan: Plan) -> PendingStep:
+    def _launch_eagerly(self, plan: Plan, spans: Sequence[PromptSpan]) -> PendingStep:
         start = self.device.mark()
         step = self._buffers.upload(plan)
         self._move_blocks(step.zero_blocks, step.copy_pairs)
         moved = self.device.mark()
-        logits = self._forward(plan, step)
+        hidden = self._forward(plan, step, spans)
+        count = len(plan.sample_rows)
+        logits = self._head(hidden[:count]) if hidden is not None and count else None
         forwarded = self.device.mark()
-        tokens = None if logits is None else self._sample(logits, step.sample_rows, step.samples)
+        drawn = None if logits is None else self._stage.draw(plan, logits, step.sample_rows)
+        prompts = [] if hidden is None else self._prompt_logprobs(spans, hidden[count:])
         end = self.device.mark()
         marks = _Marks(self._last_end, start, moved, forwarded, end)
         self._last_end = end
-        return PendingStep(plan.sample_rows, tokens, marks)
+        return PendingStep(plan.sample_rows, drawn, marks, prompts)
+
+    def _prompt_logprobs(
+        self, spans: Sequence[PromptSpan], hidden: Tensor
+    ) -> list[tuple[PromptSpan, PendingLogprobs]]:
+        """The log-probabilities of prompt tokens, from the hidden states [P, hidden] of those before them."""
+        found, first = [], 0
+        for span in spans:
+            last = first + len(span.targets)
+            targets = self.device.upload(span.targets.copy()).long()
+            top = self.rows.asks.prompt_logprobs(span.row)
+            packed = prompt_logprobs_of(self._head, hidden[first:last], targets, top)
+            found.append((span, PendingLogprobs(1 + top, self.device.download(packed.flatten()))))
+            first = last
+        return found
 
     def _move_blocks(self, zero_blocks: Tensor, copy_pairs: Tensor) -> None:
         if len(zero_blocks):
@@ -196,15 +229,18 @@ class ModelRunner:
         if len(copy_pairs):
             self.kernels.copy_blocks(self.pool.tensor, copy_pairs)
 
-    def _forward(self, plan: Plan, step: StepTensors) -> Tensor | None:
-        """Logits [S, vocab], or None when nothing is sampled."""
+    def _forward(self, plan: Plan, step: StepTensors, spans: Sequence[PromptSpan]) -> Tensor | None:
+        """[S + P, hidden] of the samples and of the tokens before those of the spans; None without rows."""
         if not len(plan.rows):
             return None
-        logits = self._logits(step, int(plan.query_lens.max()), int(plan.context_lens.max()))
-        return logits if len(plan.sample_rows) else None
+        at = step.sample_positions
+        if spans:
+            before = [np.arange(span.at, span.at + len(span.targets), dtype=np.int32) for span in spans]
+            at = torch.cat((at, self.device.upload(np.concatenate(before)).long()))
+        return self._hidden(step, at, int(plan.query_lens.max()), int(plan.context_lens.max()))
 
-    def _logits(self, step: StepTensors, max_query_len: int, max_context_len: int) -> Tensor:
-        """Logits [S, vocab] of a step with at least one row; its K and V are stored."""
+    def _hidden(self, step: StepTensors, at: Tensor, max_query_len: int, max_context_len: int) -> Tensor:
+        """What `_head` takes, at these of the step's tokens; K and V of all of them are stored."""
         if self.fused is not None:
             inputs = FusedStep(
                 positions=step.positions,
@@ -212,11 +248,11 @@ class ModelRunner:
                 block_tables=step.block_tables,
                 cu_query_lens=step.cu_query_lens,
                 context_lens=step.context_lens,
-                sample_positions=step.sample_positions,
+                sample_positions=at,
                 max_query_len=max_query_len,
                 max_context_len=max_context_len,
             )
-            return self.fused.logits(F.embedding(step.input_ids, self.fused.decoder.embedding), inputs)
+            return self.fused.hidden(F.embedding(step.input_ids, self.fused.decoder.embedding), inputs)
         attend = StepAttention(
             pool=self.pool,
             kernels=self.kernels,
@@ -231,11 +267,8 @@ class ModelRunner:
             windows=self.decoder.config.windows,
         )
         hidden = self.decoder.forward(step.input_ids, step.positions, attend)
-        if not len(step.sample_positions):
-            return hidden[:0]
-        return self.decoder.logits(hidden.index_select(0, step.sample_positions))
+        return hidden.index_select(0, at)
 
-    def _sample(self, logits: Tensor, sample_rows: Tensor, samples: SampleRows | None) -> Download:
-        tokens, bad = sample(logits, samples)
-        self._buffers.remember(sample_rows, tokens.masked_fill(bad, 0))
-        return self.device.download(tokens.masked_fill(bad, -1))
+    def _head(self, hidden: Tensor) -> Tensor:
+        """Logits [n, vocab] of what `_hidden` returned [n, hidden]."""
+        return self.decoder.logits(hidden) if self.fused is None else self.fused.head(hidden)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpu_worker.asks import RowAsks
 from gpu_worker.errors import PlanError
 from gpu_worker.wire import Int32Array, Plan, RowSetup, implied_positions
 
@@ -33,7 +34,9 @@ class Limits:
 
 
 class RowTable:
-    """Rows 0..max_batch_seqs-1 of one session. `sampling` [rows, 4]: temperature, top_p, min_p, top_k."""
+    """Rows 0..max_batch_seqs-1 of one session. `sampling` [rows, 4]: temperature, top_p, min_p, top_k;
+    `asks`: what single rows want beyond that.
+    """
 
     def __init__(self, limits: Limits) -> None:
         rows = limits.max_batch_seqs
@@ -43,7 +46,7 @@ class RowTable:
         self.prompt_lens = np.zeros(rows, np.int64)
         self.seeds = np.zeros(rows, np.uint64)
         self.sampling = np.zeros((rows, 4), np.float64)
-        self._filtered = np.zeros(rows, np.bool_)
+        self.asks = RowAsks(rows, limits.vocab_size)
         self._tables = np.full((rows, limits.table_width), -1, np.int32)
         self._table_lens = np.zeros(rows, np.int64)
 
@@ -62,9 +65,11 @@ class RowTable:
         self._check_samples(plan)
         self.sampled[plan.sample_rows] = True
 
-    def any_filtered(self, rows: Int32Array) -> bool:
-        """Whether one of these rows draws under top_p, min_p or top_k."""
-        return bool(self._filtered[rows].any())
+    def output_positions(self, plan: Plan) -> npt.NDArray[np.int64]:
+        """[S] where each sample of a plan stands in its row's output."""
+        contexts = plan.positions[plan.sample_positions] + 1
+        positions: npt.NDArray[np.int64] = contexts - self.prompt_lens[plan.sample_rows]
+        return positions
 
     def clear(self) -> None:
         """Forgets every row."""
@@ -72,6 +77,7 @@ class RowTable:
         self.sampled[:] = False
         self._tables[:] = -1
         self._table_lens[:] = 0
+        self.asks.clear()
 
     def _release(self, rows: Int32Array) -> None:
         self._check_rows("released_rows", rows)
@@ -80,6 +86,7 @@ class RowTable:
             self.sampled[rows] = False
             self._tables[rows] = -1
             self._table_lens[rows] = 0
+            self.asks.release(rows)
 
     def _set_up(self, setup: RowSetup) -> None:
         row, given = setup.row, setup.sampling
@@ -93,20 +100,11 @@ class RowTable:
             raise PlanError(
                 "row_setups.prompt_len", f"{setup.prompt_len}, expected 1..{self.limits.max_model_len}"
             )
-        if not (np.isfinite(given.temperature) and given.temperature >= 0):
-            raise PlanError(
-                "row_setups.sampling.temperature", f"{given.temperature} is not a finite number >= 0"
-            )
-        if not 0 < given.top_p <= 1:
-            raise PlanError("row_setups.sampling.top_p", f"{given.top_p}, expected above 0 and at most 1")
-        if not 0 <= given.min_p <= 1:
-            raise PlanError("row_setups.sampling.min_p", f"{given.min_p}, expected 0..1")
+        self.asks.set_up(setup)
         self.live[row] = True
         self.prompt_lens[row] = setup.prompt_len
         self.seeds[row] = setup.sampling.seed
         self.sampling[row] = (given.temperature, given.top_p, given.min_p, min(given.top_k, _MAX_TOP_K))
-        filters = given.top_p < 1 or given.min_p > 0 or given.top_k > 0
-        self._filtered[row] = filters and given.temperature > 0
 
     def _enter_blocks(self, plan: Plan) -> None:
         rows, offsets, blocks = plan.table_rows, plan.table_offsets, plan.table_blocks

@@ -207,7 +207,14 @@ class StepLoop:
             return self._fail_on_device(item.session, item.plan, error)
         self._metrics.step_done(outcome)
         seconds = (outcome.forward_seconds, outcome.block_move_seconds, outcome.gap_seconds)
-        response = encode_result(item.plan, outcome.token_ids, outcome.failed_rows, seconds)
+        response = encode_result(
+            item.plan,
+            outcome.token_ids,
+            outcome.failed_rows,
+            seconds,
+            outcome.logprobs,
+            outcome.prompt_logprobs,
+        )
         return _Answered(item.session, response)
 
     def _fail_on_device(

@@ -6,7 +6,7 @@ omits.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -22,22 +22,56 @@ _NONE = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; seed is unsigned 64-bit."""
+    """temperature 0 is greedy; top_k 0, top_p 1, min_p 0, penalties 0 and repetition_penalty 1 are off; seed
+    is unsigned 64-bit. suppressed_ids hold below output position min_tokens. logprobs and prompt_logprobs:
+    alternatives to report, -1 for none of it.
+    """
 
     temperature: float
     top_p: float
     top_k: int
     min_p: float
     seed: int
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias_ids: tuple[int, ...] = ()
+    bias_values: tuple[float, ...] = ()
+    suppressed_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the row's history changes its logits."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether anything changes the row's logits."""
+        return self.penalises or bool(self.bias_ids) or bool(self.suppressed_ids and self.min_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class RowSetup:
-    """A row that begins to stand for a sequence; prompt_len in tokens."""
+    """A row that begins to stand for a sequence; prompt_len in tokens. prompt_ids [prompt_len] and output_ids
+    are there for rows that need their history.
+    """
 
     row: int
     prompt_len: int
     sampling: Sampling
+    prompt_ids: Int32Array = field(default_factory=lambda: _NONE)
+    output_ids: Int32Array = field(default_factory=lambda: _NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of N positions: ids and values [N, width], int32 and float32, each token itself first."""
+
+    ids: Int32Array
+    values: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +145,6 @@ def _refuse_later_work(message: worker_pb2.StepPlan) -> None:
     for name in ("swap_out_pairs", "swap_in_pairs"):
         if getattr(message.block_ops, name):
             raise PlanError(name, "this worker has no host blocks")
-    for setup in message.row_setups:
-        sampling = setup.sampling
-        penalties = sampling.presence_penalty or sampling.frequency_penalty
-        if penalties or sampling.repetition_penalty not in (0.0, 1.0) or sampling.logit_bias_ids:
-            raise PlanError(
-                "row_setups.sampling", "penalties and logit bias are not supported by this worker"
-            )
 
 
 def _array(data: bytes, name: str) -> Int32Array:
@@ -183,8 +210,31 @@ def _samples(
 
 def _setup(setup: worker_pb2.RowSetup) -> RowSetup:
     given = setup.sampling
-    sampling = Sampling(given.temperature, given.top_p, given.top_k, given.min_p, given.seed)
-    return RowSetup(setup.row, setup.prompt_len, sampling)
+    sampling = Sampling(
+        temperature=given.temperature,
+        top_p=given.top_p,
+        top_k=given.top_k,
+        min_p=given.min_p,
+        seed=given.seed,
+        presence_penalty=given.presence_penalty,
+        frequency_penalty=given.frequency_penalty,
+        repetition_penalty=given.repetition_penalty or 1.0,
+        bias_ids=_tuple(given.logit_bias_ids, "row_setups.sampling.logit_bias_ids"),
+        bias_values=tuple(given.logit_bias_values),
+        suppressed_ids=_tuple(given.suppressed_ids, "row_setups.sampling.suppressed_ids"),
+        min_tokens=given.min_tokens,
+        logprobs=given.logprobs if given.HasField("logprobs") else -1,
+        prompt_logprobs=given.prompt_logprobs if given.HasField("prompt_logprobs") else -1,
+    )
+    if not (setup.prompt_ids or setup.output_ids):
+        return RowSetup(setup.row, setup.prompt_len, sampling)
+    prompt_ids = _array(setup.prompt_ids, "row_setups.prompt_ids")
+    output_ids = _array(setup.output_ids, "row_setups.output_ids")
+    return RowSetup(setup.row, setup.prompt_len, sampling, prompt_ids, output_ids)
+
+
+def _tuple(data: bytes, name: str) -> tuple[int, ...]:
+    return tuple(_array(data, name).tolist()) if data else ()
 
 
 def encode_result(
@@ -192,9 +242,11 @@ def encode_result(
     token_ids: Int32Array,
     failed_rows: Sequence[int],
     seconds: tuple[float, float, float],
+    logprobs: TokenLogprobs | None = None,
+    prompt_logprobs: Sequence[tuple[int, int, TokenLogprobs]] = (),
 ) -> worker_pb2.RunResponse:
-    """The answer to a plan: token_ids [S], rows with non-finite logits, (forward, block move, gap)
-    seconds.
+    """The answer to a plan: token_ids [S], rows with non-finite logits, (forward, block move, gap) seconds;
+    log-probabilities of the samples that ask, and (row, first position, values) of prompts.
     """
     failures = [
         worker_pb2.RowFailure(
@@ -214,7 +266,17 @@ def encode_result(
         block_move_seconds=seconds[1],
         gap_seconds=seconds[2],
     )
+    if logprobs is not None:
+        _fill(result.logprobs, logprobs)
+    for row, first, values in prompt_logprobs:
+        _fill(result.prompt_logprobs.add(row=row, first_position=first).logprobs, values)
     return worker_pb2.RunResponse(result=result)
+
+
+def _fill(message: worker_pb2.Logprobs, values: TokenLogprobs) -> None:
+    message.width = values.ids.shape[1]
+    message.token_ids = arrays.encode(values.ids)
+    message.values = arrays.encode(values.values.view(np.int32))
 
 
 def encode_failure(

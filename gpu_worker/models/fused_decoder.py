@@ -70,6 +70,14 @@ class FusedDecoder:
 
     def logits(self, hidden: Tensor, step: FusedStep) -> Tensor:
         """Logits [S, vocab] of embedded tokens [T, hidden], which are overwritten; K and V are stored."""
+        return self.head(self.hidden(hidden, step))
+
+    def head(self, normed: Tensor) -> Tensor:
+        """Logits [n, vocab] of normed hidden states [n, hidden]."""
+        return F.linear(normed, self.decoder.head)
+
+    def hidden(self, hidden: Tensor, step: FusedStep) -> Tensor:
+        """Normed hidden states [S, hidden], what `head` takes, of embedded tokens as in `logits`."""
         linear = self.fused.linear_for(hidden.shape[0], self._weights, hidden.dtype)
         delta: Tensor | None = None
         for index, layer in enumerate(self.decoder.layers):
@@ -77,8 +85,7 @@ class FusedDecoder:
                 self._fused_layer(linear, index, layer, hidden, step)
             else:
                 delta = self._layer(index, layer, hidden, delta, step)
-        normed = self.fused.add_rms_norm(hidden, delta, self.decoder.norm, self._eps, step.sample_positions)
-        return F.linear(normed, self.decoder.head)
+        return self.fused.add_rms_norm(hidden, delta, self.decoder.norm, self._eps, step.sample_positions)
 
     def _layer(
         self, index: int, layer: Layer, hidden: Tensor, delta: Tensor | None, step: FusedStep

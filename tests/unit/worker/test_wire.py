@@ -72,11 +72,12 @@ def test_a_full_message_reads_as_the_plan_that_made_it() -> None:
         ("swap_in_pairs", worker_pb2.StepPlan(block_ops=worker_pb2.BlockOps(swap_in_pairs=pack(1, 2)))),
         ("swap_out_pairs", worker_pb2.StepPlan(block_ops=worker_pb2.BlockOps(swap_out_pairs=pack(1, 2)))),
         (
-            "row_setups.sampling",
+            "row_setups.sampling.logit_bias_ids",
             worker_pb2.StepPlan(
-                row_setups=[worker_pb2.RowSetup(sampling=worker_pb2.SamplingParams(presence_penalty=1))]
+                row_setups=[worker_pb2.RowSetup(sampling=worker_pb2.SamplingParams(logit_bias_ids=b"123"))]
             ),
         ),
+        ("row_setups.output_ids", worker_pb2.StepPlan(row_setups=[worker_pb2.RowSetup(output_ids=b"1")])),
     ],
 )
 def test_malformed_plans_name_the_field(field: str, message: worker_pb2.StepPlan) -> None:

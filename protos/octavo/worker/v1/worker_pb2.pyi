@@ -139,7 +139,7 @@ class SessionAccepted(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_ids", "logit_bias_values")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_ids", "logit_bias_values", "suppressed_ids", "min_tokens", "logprobs", "prompt_logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,10 @@ class SamplingParams(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_IDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -160,7 +164,11 @@ class SamplingParams(_message.Message):
     repetition_penalty: float
     logit_bias_ids: bytes
     logit_bias_values: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[bytes] = ..., logit_bias_values: _Optional[_Iterable[float]] = ...) -> None: ...
+    suppressed_ids: bytes
+    min_tokens: int
+    logprobs: int
+    prompt_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[bytes] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., suppressed_ids: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class RowSetup(_message.Message):
     __slots__ = ("row", "prompt_len", "sampling", "prompt_ids", "output_ids")
@@ -250,8 +258,28 @@ class StepFailure(_message.Message):
     detail: str
     def __init__(self, reason: _Optional[_Union[StepFailureReason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
+class Logprobs(_message.Message):
+    __slots__ = ("width", "token_ids", "values")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    token_ids: bytes
+    values: bytes
+    def __init__(self, width: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("row", "first_position", "logprobs")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    first_position: int
+    logprobs: Logprobs
+    def __init__(self, row: _Optional[int] = ..., first_position: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+
 class StepResult(_message.Message):
-    __slots__ = ("session_id", "worker_epoch", "step_id", "token_ids", "logprobs", "failed_rows", "failure", "forward_seconds", "block_move_seconds", "gap_seconds", "acknowledged_transfers")
+    __slots__ = ("session_id", "worker_epoch", "step_id", "token_ids", "logprobs", "failed_rows", "failure", "forward_seconds", "block_move_seconds", "gap_seconds", "acknowledged_transfers", "prompt_logprobs")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -263,15 +291,17 @@ class StepResult(_message.Message):
     BLOCK_MOVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     GAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     worker_epoch: int
     step_id: int
     token_ids: bytes
-    logprobs: bytes
+    logprobs: Logprobs
     failed_rows: _containers.RepeatedCompositeFieldContainer[RowFailure]
     failure: StepFailure
     forward_seconds: float
     block_move_seconds: float
     gap_seconds: float
     acknowledged_transfers: bytes
-    def __init__(self, session_id: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., failed_rows: _Optional[_Iterable[_Union[RowFailure, _Mapping]]] = ..., failure: _Optional[_Union[StepFailure, _Mapping]] = ..., forward_seconds: _Optional[float] = ..., block_move_seconds: _Optional[float] = ..., gap_seconds: _Optional[float] = ..., acknowledged_transfers: _Optional[bytes] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    def __init__(self, session_id: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., failed_rows: _Optional[_Iterable[_Union[RowFailure, _Mapping]]] = ..., failure: _Optional[_Union[StepFailure, _Mapping]] = ..., forward_seconds: _Optional[float] = ..., block_move_seconds: _Optional[float] = ..., gap_seconds: _Optional[float] = ..., acknowledged_transfers: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...

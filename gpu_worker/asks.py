@@ -1,0 +1,146 @@
+"""What single rows ask beyond greedy and temperature: filters, changed logits, log-probabilities.
+
+Owns the host's flags of each row and the checks of what a set-up asks for; knows no device. Invariant: a step
+in which no row asks for anything costs one look at a flag array for each question.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.errors import PlanError
+from gpu_worker.wire import Int32Array, Plan, RowSetup, Sampling
+
+MAX_LOGPROBS = 20
+_NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Prompt tokens [first, first + len(targets)) of a row whose log-probabilities a step computes.
+
+    at: index into the step's flat tokens of the token before the first. targets: their ids.
+    """
+
+    row: int
+    first: int
+    at: int
+    targets: Int32Array
+
+
+class RowAsks:
+    """Rows 0..max_rows-1 of one session. logprobs: alternatives to report, -1 where none were asked for."""
+
+    def __init__(self, max_rows: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self.logprobs = np.full(max_rows, -1, np.int32)
+        self._filtered = np.zeros(max_rows, np.bool_)
+        self._adjusted = np.zeros(max_rows, np.bool_)
+        self._adjusted_until = np.zeros(max_rows, np.int64)  # output position; meaningful while _adjusted
+        self._prompts: dict[int, tuple[int, Int32Array]] = {}
+
+    def set_up(self, setup: RowSetup) -> None:
+        """Takes over what a row asks for. Raises PlanError naming the field that is out of bounds."""
+        given, row = setup.sampling, setup.row
+        _check_numbers(given)
+        self._check_ids(setup)
+        filters = given.top_p < 1 or given.min_p > 0 or given.top_k > 0
+        self._filtered[row] = filters and given.temperature > 0
+        self._adjusted[row] = given.adjusts
+        lasts = given.penalises or given.bias_ids
+        self._adjusted_until[row] = np.iinfo(np.int64).max if lasts else given.min_tokens
+        self.logprobs[row] = given.logprobs
+        if given.prompt_logprobs >= 0:
+            self._prompts[row] = (given.prompt_logprobs, setup.prompt_ids)
+
+    def release(self, rows: Int32Array) -> None:
+        self._filtered[rows] = self._adjusted[rows] = False
+        self.logprobs[rows] = -1
+        if self._prompts:
+            for row in rows.tolist():
+                self._prompts.pop(row, None)
+
+    def clear(self) -> None:
+        self._filtered[:] = self._adjusted[:] = False
+        self.logprobs[:] = -1
+        self._prompts.clear()
+
+    def adjusted(self, rows: Int32Array, output_positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Places among the samples whose logits are changed before they are drawn from."""
+        flags = self._adjusted[rows]
+        if not flags.any():
+            return _NONE
+        return np.flatnonzero(flags & (output_positions < self._adjusted_until[rows]))
+
+    def special(self, rows: Int32Array, output_positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Places among the samples that are drawn by more than greedy or temperature."""
+        flags = self._filtered[rows]
+        adjusted = self.adjusted(rows, output_positions)
+        if not len(adjusted):
+            return np.flatnonzero(flags)
+        flags[adjusted] = True
+        return np.flatnonzero(flags)
+
+    def with_logprobs(self, rows: Int32Array) -> npt.NDArray[np.int64]:
+        """Places among the samples whose log-probabilities are asked for."""
+        return np.flatnonzero(self.logprobs[rows] >= 0)
+
+    def prompt_spans(self, plan: Plan) -> tuple[PromptSpan, ...]:
+        """The prompt tokens whose log-probabilities this step has to report."""
+        if not self._prompts:
+            return ()
+        spans, at = [], 0
+        for row, new, context in zip(
+            plan.rows.tolist(), plan.query_lens.tolist(), plan.context_lens.tolist(), strict=True
+        ):
+            if row in self._prompts:
+                first = context - new + 1
+                targets = self._prompts[row][1][first : context + 1]
+                if len(targets):
+                    spans.append(PromptSpan(row, first, at, targets))
+            at += new
+        return tuple(spans)
+
+    def prompt_logprobs(self, row: int) -> int:
+        """Alternatives to report of the row's prompt tokens."""
+        return self._prompts[row][0]
+
+    def _check_ids(self, setup: RowSetup) -> None:
+        given = setup.sampling
+        if len(given.bias_ids) != len(given.bias_values):
+            counts = f"{len(given.bias_ids)} ids, {len(given.bias_values)} values"
+            raise PlanError("row_setups.sampling.logit_bias_values", counts)
+        for name, ids in (
+            ("sampling.logit_bias_ids", given.bias_ids),
+            ("sampling.suppressed_ids", given.suppressed_ids),
+            ("prompt_ids", setup.prompt_ids),
+            ("output_ids", setup.output_ids),
+        ):
+            array = np.asarray(ids, np.int64)
+            if len(array) and (array.min() < 0 or array.max() >= self._vocab_size):
+                raise PlanError(f"row_setups.{name}", f"an id is not in 0..{self._vocab_size - 1}")
+        needed = given.penalises or given.prompt_logprobs >= 0
+        if needed and len(setup.prompt_ids) != setup.prompt_len:
+            counts = f"{len(setup.prompt_ids)} ids, prompt_len is {setup.prompt_len}"
+            raise PlanError("row_setups.prompt_ids", counts)
+
+
+def _check_numbers(given: Sampling) -> None:
+    field = "row_setups.sampling."
+    if not (np.isfinite(given.temperature) and given.temperature >= 0):
+        raise PlanError(f"{field}temperature", f"{given.temperature} is not a finite number >= 0")
+    if not 0 < given.top_p <= 1:
+        raise PlanError(f"{field}top_p", f"{given.top_p}, expected above 0 and at most 1")
+    if not 0 <= given.min_p <= 1:
+        raise PlanError(f"{field}min_p", f"{given.min_p}, expected 0..1")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not np.isfinite(getattr(given, name)):
+            raise PlanError(f"{field}{name}", f"{getattr(given, name)} is not finite")
+    if not (np.isfinite(given.repetition_penalty) and given.repetition_penalty > 0):
+        raise PlanError(f"{field}repetition_penalty", f"{given.repetition_penalty} is not finite and above 0")
+    if not np.isfinite(given.bias_values).all():
+        raise PlanError(f"{field}logit_bias_values", "a value is not finite")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(given, name) > MAX_LOGPROBS:
+            raise PlanError(f"{field}{name}", f"{getattr(given, name)} is above {MAX_LOGPROBS}")

@@ -1,0 +1,108 @@
+"""The end of a step: from logits to tokens, counts and log-probabilities, and on to the host.
+
+Owns which samples are drawn how; knows neither the forward pass nor the wire. Invariant: how a row is drawn
+depends on what it asks for alone, so that its token is the same beside any neighbours, and no call here waits
+for the device.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gpu_worker.adjustments import Adjustments
+from gpu_worker.device import Device, Download
+from gpu_worker.input_buffers import InputBuffers
+from gpu_worker.logprobs import PendingLogprobs, logprobs_of
+from gpu_worker.rows import RowTable
+from gpu_worker.sampler import sample
+from gpu_worker.wire import Plan
+
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a step sampled, on its way to the host: tokens [S], -1 where the row failed."""
+
+    tokens: Download
+    logprobs: PendingLogprobs | None
+
+
+class SampleStage:
+    """Draws for the rows of `table`, whose state on the device is in `buffers`."""
+
+    def __init__(self, device: Device, table: RowTable, buffers: InputBuffers) -> None:
+        limits = table.limits
+        self._device = device
+        self._table = table
+        self._buffers = buffers
+        self._adjustments = Adjustments(device, limits.max_batch_seqs, limits.vocab_size)
+
+    def enter(self, plan: Plan) -> None:
+        """Takes in the rows that a checked plan releases and sets up."""
+        self._adjustments.release(plan.released_rows)
+        for setup in plan.setups:
+            self._adjustments.set_up(setup)
+
+    def clear(self) -> None:
+        """Forgets every row."""
+        self._adjustments.clear()
+
+    def draw(self, plan: Plan, logits: Tensor, sample_rows: Tensor) -> Drawn:
+        """Draws all samples from logits [S, vocab]; sample_rows: [S] int64, the plan's, on the device."""
+        tokens, bad = sample(logits, self._buffers.samples(plan))
+        tokens = tokens.masked_fill(bad, -1)
+        places = self._table.asks.adjusted(plan.sample_rows, self._table.output_positions(plan))
+        if len(places):
+            tokens = self._draw_again(plan, logits, tokens, places)
+        self._buffers.remember(sample_rows, tokens.clamp(min=0))
+        return self._drawn(plan, logits, tokens)
+
+    def draw_rest(self, plan: Plan, logits: Tensor, tokens: Tensor) -> Drawn:
+        """Draws what a graph cannot: its own tokens [S] int32 stand for greedy and temperature alone."""
+        places = self._table.asks.special(plan.sample_rows, self._table.output_positions(plan))
+        if len(places):
+            tokens = self._draw_again(plan, logits, tokens, places)
+            rows = self._device.upload(plan.sample_rows[places]).long()
+            again = tokens.index_select(0, self._index(places)).clamp(min=0).long()
+            self._buffers.remember(rows, again)
+        return self._drawn(plan, logits, tokens)
+
+    def _draw_again(self, plan: Plan, logits: Tensor, tokens: Tensor, places: Places) -> Tensor:
+        """tokens with those at `places` drawn from their own logits, changed where their rows ask for it."""
+        table = self._table
+        index = self._index(places)
+        own = logits.index_select(0, index)
+        own = own if own.dtype == torch.float64 else own.float()
+        positions = table.output_positions(plan)[places]
+        changed = table.asks.adjusted(plan.sample_rows[places], positions)
+        slots: Tensor | None = None
+        if len(changed):
+            slots = self._adjustments.slots(plan.sample_rows[places][changed])
+            at = self._index(changed)
+            own.index_copy_(
+                0, at, self._adjustments.apply(own.index_select(0, at), slots, positions[changed])
+            )
+        again, bad = sample(own, self._buffers.samples(plan, places))
+        again = again.masked_fill(bad, -1)
+        if slots is not None:
+            self._adjustments.count(slots, again.index_select(0, at).clamp(min=0))
+        return tokens.index_copy(0, index, again.to(tokens.dtype))
+
+    def _drawn(self, plan: Plan, logits: Tensor, tokens: Tensor) -> Drawn:
+        asks = self._table.asks
+        places = asks.with_logprobs(plan.sample_rows)
+        logprobs: PendingLogprobs | None = None
+        if len(places):
+            index = self._index(places)
+            own = tokens.index_select(0, index).clamp(min=0).long()
+            top = int(asks.logprobs[plan.sample_rows[places]].max())
+            packed = logprobs_of(logits.index_select(0, index), own, top)
+            logprobs = PendingLogprobs(1 + top, self._device.download(packed.flatten()))
+        return Drawn(self._device.download(tokens), logprobs)
+
+    def _index(self, places: Places) -> Tensor:
+        return self._device.upload(places.astype(np.int32)).long()
