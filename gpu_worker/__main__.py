@@ -140,7 +140,7 @@ def _message_limits(found: Examined) -> tuple[int, int]:
         settings.block_size,
         most_blocks,
     )
-    return plan, transport.result_bytes_bound(settings.max_num_seqs, settings.max_num_seqs)
+    return plan, transport.result_bytes_bound(settings.max_num_seqs, settings.max_num_batched_tokens)
 
 
 def _watch_parent() -> None:

@@ -56,6 +56,8 @@ def _fill(message: inference_pb2.GenerateBatchResponse, pending: Pending) -> int
     size = 64
     if pending.accepted is not None:
         events.add(request_id=request_id, accepted=pending.accepted)
+        if pending.accepted.prompt_logprobs:
+            size += pending.accepted.ByteSize()
     if pending.has_delta:
         event = events.add(request_id=request_id)
         delta = event.delta
@@ -65,6 +67,9 @@ def _fill(message: inference_pb2.GenerateBatchResponse, pending: Pending) -> int
         if pending.text:
             delta.text = "".join(pending.text)
             size += 4 * len(delta.text)
+        if pending.logprobs:
+            delta.logprobs.extend(pending.logprobs)
+            size += delta.ByteSize()
     if pending.finished is not None:
         events.add(request_id=request_id, finished=pending.finished)
     if pending.error is not None:
@@ -73,7 +78,12 @@ def _fill(message: inference_pb2.GenerateBatchResponse, pending: Pending) -> int
 
 
 def _delta(pending: Pending) -> inference_pb2.Delta:
-    return inference_pb2.Delta(index=pending.index, text="".join(pending.text), token_ids=pending.token_ids)
+    return inference_pb2.Delta(
+        index=pending.index,
+        text="".join(pending.text),
+        token_ids=pending.token_ids,
+        logprobs=pending.logprobs,
+    )
 
 
 def whole(request_id: str, sequences: Sequence[Pending]) -> inference_pb2.GenerateOnceResponse:
@@ -85,8 +95,11 @@ def whole(request_id: str, sequences: Sequence[Pending]) -> inference_pb2.Genera
             index=pending.index,
             text="".join(pending.text),
             token_ids=pending.token_ids,
+            logprobs=pending.logprobs,
             finished=pending.finished,
         )
+        if pending.accepted is not None:
+            response.prompt_logprobs.extend(pending.accepted.prompt_logprobs)
         _add_usage(response.usage, pending.finished.usage)
     return response
 

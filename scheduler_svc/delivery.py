@@ -19,6 +19,7 @@ from scheduler_svc.core.plan import (
     RefusalReason,
     TokenEvents,
 )
+from scheduler_svc.logprobs import StepLogprobs, TokenValues
 from scheduler_svc.metrics import ShellMetrics
 from scheduler_svc.requests import Branch, Record, Requests
 from scheduler_svc.streams import Outbox
@@ -36,11 +37,12 @@ _REASONS = {
 @dataclass(frozen=True, slots=True)
 class Bundle:
     """What one input of the core brought: the tokens of a step, if it was a result, and the notices after
-    it.
+    it; the log-probabilities that came with a result.
     """
 
     events: TokenEvents | None
     notices: Notices
+    logprobs: StepLogprobs | None = None
 
 
 class Delivery:
@@ -60,8 +62,11 @@ class Delivery:
         for admitted in bundle.notices.admitted:
             self._accept(admitted, now)
         finished = bundle.notices.finished
+        if bundle.logprobs is not None:
+            self._prompts(bundle.logprobs)
         if bundle.events is not None and bundle.events.seq_ids.size:
-            self._tokens(bundle.events, {end.seq_id: end for end in finished}, now)
+            ends: dict[int, Finished] = {end.seq_id: end for end in finished}
+            self._tokens(bundle.events, ends, bundle.logprobs.samples if bundle.logprobs else {}, now)
         for end in finished:
             branch = self._requests.by_seq(end.seq_id)
             if branch is not None:
@@ -103,12 +108,40 @@ class Delivery:
         self._metrics.prompt_tokens["computed"] += record.prompt_len - cached
         if record.ended:
             return
-        record.outbox.of(record.request_id).accepted = inference_pb2.Accepted(
+        record.accepted = inference_pb2.Accepted(
             request_id=record.request_id, prompt_tokens=record.prompt_len, cached_prompt_tokens=cached
         )
+        if record.logprobs is None or record.logprobs.prompt_is_whole:
+            self._tell_accepted(record)
+
+    def _prompts(self, logprobs: StepLogprobs) -> None:
+        """Takes in parts of prompts; a request whose prompt is whole now is accepted."""
+        for part in logprobs.prompts:
+            branch = self._requests.by_seq(part.seq_id)
+            if branch is None or branch.ended or branch.record.accepted is None:
+                continue
+            writer = branch.record.logprobs
+            assert writer is not None
+            writer.add_prompt(part)
+            if writer.prompt_is_whole:
+                self._tell_accepted(branch.record)
+
+    def _tell_accepted(self, record: Record) -> None:
+        told, record.accepted = record.accepted, None
+        if told is None:
+            return
+        if record.logprobs is not None:
+            told.prompt_logprobs.extend(record.logprobs.take_prompt())
+        record.outbox.of(record.request_id).accepted = told
         self._touch(record)
 
-    def _tokens(self, events: TokenEvents, ends: dict[int, Finished], now: float) -> None:
+    def _tokens(
+        self,
+        events: TokenEvents,
+        ends: dict[int, Finished],
+        logprobs: dict[int, TokenValues],
+        now: float,
+    ) -> None:
         self._gaps.clear()
         for seq_id, token_id, output_len in zip(
             events.seq_ids.tolist(), events.token_ids.tolist(), events.output_lens.tolist(), strict=True
@@ -122,6 +155,9 @@ class Delivery:
             self._time(branch, now)
             text = self._text(branch, token_id, ends.get(seq_id)) if branch.emitter else ""
             record.outbox.put_delta(record.request_id, (token_id,), text, branch.index)
+            if record.logprobs is not None and record.logprobs.tells_output:
+                position = record.logprobs.position(logprobs[seq_id])
+                record.outbox.put_logprobs(record.request_id, position, branch.index)
             self._touch(record)
             self._metrics.delivered_tokens += 1
         self._metrics.inter_token_latency_seconds.observe_many(self._gaps)
@@ -168,6 +204,7 @@ class Delivery:
     def _tell_end(self, branch: Branch, end: Finished) -> str:
         """Writes the held text and the finished event. Returns the outcome's label."""
         emitter, record = branch.emitter, branch.record
+        self._tell_accepted(record)
         if emitter is not None:
             tail = emitter.finish()
             if tail and not record.tokens_only:

@@ -16,6 +16,7 @@ from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import Capacity, Epoch, FinishReason, StepPlan, TokenEvents
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.delivery import Bundle, Delivery
+from scheduler_svc.logprobs import StepLogprobs
 from scheduler_svc.metrics import ShellMetrics
 from scheduler_svc.requests import Record, Requests
 from scheduler_svc.session import Answer, Session
@@ -55,11 +56,11 @@ class Inputs:
         self._readiness = readiness
         self._next_audit = 0.0
 
-    def collect(self, events: TokenEvents | None = None) -> None:
+    def collect(self, events: TokenEvents | None = None, logprobs: StepLogprobs | None = None) -> None:
         """Bundles the events of a result, if there is one, with what the core has said since."""
         notices = self.core.take_notices()
         if events is not None or notices.admitted or notices.finished:
-            self.bundles.append(Bundle(events, notices))
+            self.bundles.append(Bundle(events, notices, logprobs))
 
     # ---- requests
 
@@ -137,7 +138,7 @@ class Inputs:
             metrics.step_forward_seconds.observe(decoded.forward_seconds)
             metrics.step_gap_seconds.observe(decoded.gap_seconds)
             if decoded.failure_reason != "STALE_SESSION":
-                self.collect(self.core.apply(decoded.result, now))
+                self.collect(self.core.apply(decoded.result, now), answer.logprobs)
             if decoded.result.failure is not None:
                 self._fail_session(session, decoded.failure_reason, decoded.result.failure, now)
 

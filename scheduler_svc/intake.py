@@ -30,6 +30,7 @@ from scheduler_svc.limits import (
     check_prompt,
     fill_in,
 )
+from scheduler_svc.logprob_writer import LogprobWriter
 from scheduler_svc.metrics import ShellMetrics
 from scheduler_svc.requests import Record
 from scheduler_svc.streams import Outbox
@@ -101,6 +102,7 @@ class Intake:
             tokens_only=checked.token_ids_only,
             arrival=arrival,
             queue_deadline=None if checked.queue_timeout is None else arrival + checked.queue_timeout,
+            logprobs=self._logprobs(checked, len(prompt)),
         )
         self._engine.submit(record)
         return record
@@ -133,10 +135,17 @@ class Intake:
             continues=not isinstance(checked.prompt, ChatPrompt),
         )
 
+    def _logprobs(self, checked: CheckedRequest, prompt_len: int) -> LogprobWriter | None:
+        if checked.logprobs is None and checked.prompt_logprobs is None:
+            return None
+        return LogprobWriter(checked.logprobs, checked.prompt_logprobs, prompt_len, self._text.token_bytes)
+
     def _new_request(self, checked: CheckedRequest, prompt: npt.NDArray[np.int32]) -> NewRequest:
         worker = self._engine.worker
         assert worker is not None
         eos = self._text.eos_token_ids | frozenset(worker.eos_token_ids)
+        ending = checked.ending_ids(eos)
+        suppressed = sorted(token for token in ending if token < worker.vocab_size)
         seq_id, self._next_seq_id = SeqId(self._next_seq_id), self._next_seq_id + checked.n
         return NewRequest(
             seq_id=seq_id,
@@ -144,17 +153,25 @@ class Intake:
             prompt=prompt,
             max_tokens=checked.max_tokens,
             min_tokens=checked.min_tokens,
-            stop_token_ids=checked.ending_ids(eos),
+            stop_token_ids=ending,
             sampling=SamplingParams(
                 temperature=checked.temperature,
                 top_p=checked.top_p,
                 top_k=checked.top_k,
                 min_p=checked.min_p,
                 seed=secrets.randbits(64) if checked.seed is None else checked.seed,
+                presence_penalty=checked.presence_penalty,
+                frequency_penalty=checked.frequency_penalty,
+                repetition_penalty=checked.repetition_penalty,
+                logit_bias=checked.logit_bias,
+                suppressed_ids=tuple(suppressed) if checked.min_tokens else (),
+                min_tokens=checked.min_tokens,
+                logprobs=checked.logprobs,
+                prompt_logprobs=checked.prompt_logprobs,
             ),
             priority=checked.priority,
             namespace=checked.cache_salt,
-            use_prefix_cache=checked.use_prefix_cache,
+            use_prefix_cache=checked.use_prefix_cache and checked.prompt_logprobs is None,
         )
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ STEP_KINDS = ("prefill", "decode", "mixed")
 ODDITIES = (
     "stale_session", "unexpected_step", "out_of_order", "unexpected_message", "unknown_row",
     "malformed_tokens", "missing_tokens", "extra_tokens", "invalid_token",
+    "missing_logprobs",
 )  # fmt: skip
 STEP_FAILURES = ("INVALID_PLAN", "STALE_SESSION", "OUT_OF_MEMORY", "DEVICE_ERROR", "UNSPECIFIED")
 

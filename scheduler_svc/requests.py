@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 
 from octavo.errors import AlreadyExists, ResourceExhausted
+from octavo.v1 import inference_pb2
 from scheduler_svc.core.plan import NewRequest, SeqId
+from scheduler_svc.logprob_writer import LogprobWriter
 from scheduler_svc.streams import Outbox
 from scheduler_svc.text import TextEmitter
 
@@ -37,6 +39,7 @@ class Record:
     """One live request. Times are seconds of the engine's clock; emitters: one a sequence, None: no text and
     no stop strings; tokens_only: the text is not told.
 
+    logprobs: None if none are asked for. accepted: held back until the prompt's are whole.
     branches: its sequences, by index; their ids follow each other. running: those the core has not ended.
     ended: its stream is told nothing any more. outcome: why the shell ended it, or how its latest sequence
     ended; empty while that is the core's to say.
@@ -50,6 +53,8 @@ class Record:
     tokens_only: bool
     arrival: float
     queue_deadline: float | None = None
+    logprobs: LogprobWriter | None = None
+    accepted: inference_pb2.Accepted | None = None
     admitted_at: float | None = None
     ended: bool = False
     outcome: str = ""

@@ -11,16 +11,20 @@ from dataclasses import dataclass
 
 from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.wire import DecodedResult, StepNumbering, decode_result, encode_plan
+from scheduler_svc.logprobs import Asked, AskingRows, StepLogprobs, decode_logprobs
+from scheduler_svc.wire import DecodedResult, StepNumbering, decode_result, encode_plan, without_rows
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A step that was sent and not answered. sent_at: seconds of the engine's clock."""
+    """A step that was sent and not answered. sent_at: seconds of the engine's clock. asked: the
+    log-probabilities that its answer has to report.
+    """
 
     step: int
     plan: StepPlan
     sent_at: float
+    asked: Asked | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class Answer:
 
     decoded: DecodedResult
     rpc_seconds: float
+    logprobs: StepLogprobs | None = None
 
 
 class Session:
@@ -54,6 +59,7 @@ class Session:
         self._oddity = oddity
         self._numbering: StepNumbering | None = None
         self._previous: StepPlan | None = None
+        self._asking = AskingRows()
         self._in_flight: deque[InFlight] = deque()
         self._early: dict[int, worker_pb2.StepResult] = {}
 
@@ -71,7 +77,7 @@ class Session:
             self._numbering = StepNumbering(self.session_id, self.epoch, plan.step_id - 1)
         message = encode_plan(plan, self._previous, self._numbering)
         self._previous = plan
-        self._in_flight.append(InFlight(message.step_id, plan, now))
+        self._in_flight.append(InFlight(message.step_id, plan, now, self._asking.asked(plan)))
         self._transmit(message)
         return message.ByteSize()
 
@@ -92,8 +98,16 @@ class Session:
         answers: list[Answer] = []
         while self._in_flight and self._in_flight[0].step in self._early:
             flight = self._in_flight.popleft()
-            decoded = decode_result(self._early.pop(flight.step), flight.plan, self._vocab_size)
-            for kind in decoded.oddities:
-                self._oddity(kind)
-            answers.append(Answer(decoded, now - flight.sent_at))
+            answers.append(self._answer(self._early.pop(flight.step), flight, now))
         return answers
+
+    def _answer(self, message: worker_pb2.StepResult, flight: InFlight, now: float) -> Answer:
+        decoded = decode_result(message, flight.plan, self._vocab_size)
+        logprobs: StepLogprobs | None = None
+        if flight.asked is not None and decoded.result.failure is None:
+            logprobs = decode_logprobs(message, flight.asked)
+            if logprobs is None:
+                decoded = without_rows(decoded, flight.plan, flight.asked.rows)
+        for kind in decoded.oddities:
+            self._oddity(kind)
+        return Answer(decoded, now - flight.sent_at, logprobs)

@@ -19,6 +19,8 @@ from octavo.v1 import inference_pb2
 
 _REFUSAL_COST = 256
 """Characters that a refusal counts for."""
+_LOGPROB_COST = 16
+"""Characters that a token with its log-probability counts for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Pending:
     accepted: inference_pb2.Accepted | None = None
     token_ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
+    logprobs: list[inference_pb2.PositionLogprobs] = field(default_factory=list)
     finished: inference_pb2.Finished | None = None
     error: OctavoError | None = None
 
@@ -53,8 +56,10 @@ class Pending:
 
     def add(self, later: "Pending") -> None:
         """Takes in what the same sequence said after this."""
+        self.accepted = later.accepted or self.accepted
         self.token_ids += later.token_ids
         self.text += later.text
+        self.logprobs += later.logprobs
         self.finished = later.finished
 
 
@@ -94,6 +99,11 @@ class Outbox:
         if text:
             pending.text.append(text)
             self._characters += len(text)
+
+    def put_logprobs(self, request_id: str, logprobs: inference_pb2.PositionLogprobs, index: int = 0) -> None:
+        """Adds those of one token that `put_delta` has put."""
+        self.of(request_id, index).logprobs.append(logprobs)
+        self._characters += _LOGPROB_COST * (1 + len(logprobs.top))
 
     def put_refusal(self, request_id: str, error: OctavoError) -> None:
         """Adds the error of a request that was never taken, whose id may be that of another one."""

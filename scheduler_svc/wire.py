@@ -5,7 +5,8 @@ the stream nor the engine. Invariant: a plan decoded by the rules of worker.prot
 encoded from, and a decoded result has exactly one token or one failure for each sample of its plan.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
@@ -13,7 +14,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from octavo import arrays
 from octavo.errors import InvalidArgument
 from octavo.worker.v1 import worker_pb2
-from scheduler_svc.core.plan import SAMPLED_LAST, Int32Array, SamplingParams, StepPlan, StepResult
+from scheduler_svc.core.plan import SAMPLED_LAST, Int32Array, RowSetup, StepPlan, StepResult
 
 _ROW_REASON = "ROW_FAILURE_REASON_"
 _STEP_REASON = "STEP_FAILURE_REASON_"
@@ -58,7 +59,7 @@ def encode_plan(
     if plan.released_rows.size:
         message.released_rows = arrays.encode(plan.released_rows)
     for setup in plan.setups:
-        message.row_setups.add(row=setup.row, prompt_len=setup.prompt_len, sampling=_sampling(setup.sampling))
+        _encode_setup(setup, message.row_setups.add())
     if plan.table_rows.size:
         message.table_rows = arrays.encode(plan.table_rows)
         message.table_offsets = arrays.encode(plan.table_offsets)
@@ -71,15 +72,33 @@ def encode_plan(
     return message
 
 
-def _sampling(params: SamplingParams) -> worker_pb2.SamplingParams:
-    return worker_pb2.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
-        repetition_penalty=1.0,
+def _encode_setup(setup: RowSetup, message: worker_pb2.RowSetup) -> None:
+    message.row, message.prompt_len = setup.row, setup.prompt_len
+    if setup.token_ids.size:
+        message.prompt_ids = arrays.encode(setup.token_ids[: setup.prompt_len])
+        message.output_ids = arrays.encode(setup.token_ids[setup.prompt_len :])
+    params = setup.sampling
+    message.sampling.CopyFrom(
+        worker_pb2.SamplingParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            seed=params.seed,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
+        )
     )
+    if params.logit_bias:
+        ids, values = zip(*params.logit_bias, strict=True)
+        message.sampling.logit_bias_ids = arrays.encode(np.array(ids, np.int32))
+        message.sampling.logit_bias_values.extend(values)
+    if params.suppressed_ids:
+        message.sampling.suppressed_ids = arrays.encode(np.array(params.suppressed_ids, np.int32))
+        message.sampling.min_tokens = params.min_tokens
 
 
 def _encode_batch(plan: StepPlan, previous: StepPlan | None, message: worker_pb2.StepPlan) -> None:
@@ -155,6 +174,15 @@ def decode_result(message: worker_pb2.StepResult, plan: StepPlan, vocab_size: in
         block_move_seconds=message.block_move_seconds,
         gap_seconds=message.gap_seconds,
     )
+
+
+def without_rows(decoded: DecodedResult, plan: StepPlan, rows: Sequence[int]) -> DecodedResult:
+    """The result with these rows failed: what they asked for beside tokens did not come with them."""
+    failed = dict(decoded.result.failed_rows) | dict.fromkeys(rows, "MISSING_LOGPROBS")
+    lost = np.isin(plan.sample_rows, list(failed))
+    tokens = np.where(lost, np.int32(-1), decoded.result.token_ids)
+    result = replace(decoded.result, token_ids=tokens, failed_rows=tuple(failed.items()))
+    return replace(decoded, result=result, oddities=(*decoded.oddities, "missing_logprobs"))
 
 
 def _failed_rows(message: worker_pb2.StepResult, plan: StepPlan, oddities: list[str]) -> dict[int, str]:

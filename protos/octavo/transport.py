@@ -20,7 +20,9 @@ MIB = 1 << 20
 LARGEST_MESSAGE = (1 << 31) - 1
 """What gRPC can carry at all."""
 
-_SETUP_BYTES = 96
+_SETUP_BYTES = 160
+_BIAS_BYTES = 8 * 1024 + 4 * 256  # of logit_bias, and of the ids that min_tokens suppresses
+_LOGPROB_BYTES = 8 * (1 + 20)  # of one position
 _ENVELOPE_BYTES = 4096
 
 
@@ -57,22 +59,23 @@ def plan_bytes_bound(
     max_batch_tokens: int, max_batch_seqs: int, max_model_len: int, block_size: int, num_blocks: int
 ) -> int:
     """Bytes that the largest legal `StepPlan` can take: full token budget, all rows set up anew with the
-    longest tables.
+    longest tables, histories and biases.
     """
     table_entries = max_batch_seqs * -(-max_model_len // block_size)
     flat = 4 * (
         3 * max_batch_tokens + 2 * max_batch_tokens
     )  # ids, positions, slots; sample positions and rows
-    rows = max_batch_seqs * (4 * 4 + _SETUP_BYTES)
+    rows = max_batch_seqs * (4 * 4 + _SETUP_BYTES + _BIAS_BYTES + 4 * max_model_len)
     blocks = 4 * (num_blocks + 2 * max_batch_seqs)
     return min(LARGEST_MESSAGE, _ENVELOPE_BYTES + flat + rows + 12 * table_entries + blocks)
 
 
-def result_bytes_bound(max_batch_seqs: int, max_samples: int) -> int:
-    """Bytes that the largest legal `StepResult` can take: every sample, every row failed with a detail of
-    256 bytes.
+def result_bytes_bound(max_batch_seqs: int, max_batch_tokens: int) -> int:
+    """Bytes that the largest legal `StepResult` can take: every row sampled and failed with a detail of 256
+    bytes, and every token, sampled or of a prompt, with all its log-probabilities.
     """
-    return min(LARGEST_MESSAGE, _ENVELOPE_BYTES + 8 * max_samples + max_batch_seqs * (256 + 32))
+    rows = max_batch_seqs * (8 + 256 + 32 + 32 + _LOGPROB_BYTES)
+    return min(LARGEST_MESSAGE, _ENVELOPE_BYTES + rows + max_batch_tokens * _LOGPROB_BYTES)
 
 
 def is_private(address: str) -> bool:

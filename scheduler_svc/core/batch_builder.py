@@ -64,7 +64,9 @@ class BatchBuilder:
         self._released.append(row)
 
     def set_up_row(self, seq: Sequence) -> None:
-        self._setups.append(RowSetup(seq.row, seq.seq_id, seq.prompt_len, seq.request.sampling))
+        sampling = seq.request.sampling
+        token_ids = seq.tokens if sampling.needs_history else self._none
+        self._setups.append(RowSetup(seq.row, seq.seq_id, seq.prompt_len, sampling, token_ids))
 
     def add_entries(self, row: int, offset: int, blocks: Int32Array) -> None:
         """Table entries [offset, offset + n) of one row."""

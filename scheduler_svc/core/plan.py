@@ -86,13 +86,32 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """temperature 0 is greedy; top_k 0 means all; seed is an unsigned 64-bit number."""
+    """temperature 0 is greedy; top_k 0 means all; seed is an unsigned 64-bit number.
+
+    Penalties 0, repetition_penalty 1 and no logit_bias, (id, value) pairs, change nothing. suppressed_ids are
+    not sampled before min_tokens are out. logprobs, prompt_logprobs: alternatives to report, None for none of
+    it.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    suppressed_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the worker needs the ids of prompt and output to sample on."""
+        penalises = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(penalises) or self.prompt_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +139,15 @@ class NewRequest:
 @dataclass(frozen=True, slots=True)
 class RowSetup:
     """A row that begins to stand for a sequence. Output position of a sample = its context length -
-    prompt_len.
+    prompt_len. token_ids: what the sequence has so far, prompt first, if its sampling needs_history, else
+    nothing.
     """
 
     row: int
     seq_id: SeqId
     prompt_len: int
     sampling: SamplingParams
+    token_ids: Int32Array = field(default_factory=no_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Checks on a GenerateRequest.
 
-Owns the defaults and bounds of its fields, and the refusal of fields whose work is not built yet; does not
-know the tokenizer or the queue. Invariant: a bad value is INVALID_ARGUMENT even in a field that is not built
-yet, and nothing is tokenised before all of this has passed.
+Owns the defaults and bounds of its fields, and the refusal of what is not built yet; does not know the
+tokenizer or the queue. Invariant: a bad value is INVALID_ARGUMENT even in a field that is not built yet, and
+nothing is tokenised before all of this has passed.
 """
 
 from octavo.v1 import inference_pb2 as pb
@@ -41,8 +41,16 @@ def check_generate(request: pb.GenerateRequest, limits: Limits, model: ModelFact
         use_prefix_cache=flag(request, "use_prefix_cache", default=True),
         queue_timeout=_queue_timeout(request, limits),
         n=whole("n", request.n if request.HasField("n") else 1, 1, limits.n),
+        presence_penalty=_penalty("presence_penalty", sampling.presence_penalty, limits),
+        frequency_penalty=_penalty("frequency_penalty", sampling.frequency_penalty, limits),
+        repetition_penalty=_repetition_penalty(sampling, limits),
+        logit_bias=_logit_bias(sampling, limits, model),
+        logprobs=_logprobs(output, "logprobs", limits),
+        prompt_logprobs=_logprobs(output, "prompt_logprobs", limits),
     )
-    _check_not_built(request, limits, model)
+    _check_response_format(request.response_format, limits)
+    if checked.n > 1:
+        raise not_built("n", checked.n)
     return checked
 
 
@@ -110,43 +118,34 @@ def _queue_timeout(request: pb.GenerateRequest, limits: Limits) -> float | None:
     return seconds
 
 
-def _check_not_built(request: pb.GenerateRequest, limits: Limits, model: ModelFacts) -> None:
-    """Fields whose work comes later: checked, then refused when they would matter."""
-    _check_penalties(request.sampling, limits)
-    _check_logit_bias(request.sampling, limits, model)
-    _check_logprobs(request.output, limits)
-    _check_response_format(request.response_format, limits)
+def _penalty(name: str, value: float, limits: Limits) -> float:
+    return real(f"sampling.{name}", value, -limits.penalty, limits.penalty)
 
 
-def _check_penalties(sampling: pb.SamplingOptions, limits: Limits) -> None:
-    bound = limits.penalty
-    for field in ("presence_penalty", "frequency_penalty"):
-        if real(f"sampling.{field}", getattr(sampling, field), -bound, bound) != 0:
-            raise not_built(f"sampling.{field}", f"{getattr(sampling, field):g}")
+def _repetition_penalty(sampling: pb.SamplingOptions, limits: Limits) -> float:
     if not sampling.HasField("repetition_penalty"):
-        return
-    field, value = "sampling.repetition_penalty", sampling.repetition_penalty
-    if real(field, value, 0, limits.repetition_penalty, open_low=True) != 1:
-        raise not_built(field, f"{value:g}")
+        return 1.0
+    value = sampling.repetition_penalty
+    return real("sampling.repetition_penalty", value, 0, limits.repetition_penalty, open_low=True)
 
 
-def _check_logit_bias(sampling: pb.SamplingOptions, limits: Limits, model: ModelFacts) -> None:
+def _logit_bias(
+    sampling: pb.SamplingOptions, limits: Limits, model: ModelFacts
+) -> tuple[tuple[int, float], ...]:
+    """(id, value) pairs by id, without those that change nothing."""
     bias = sampling.logit_bias
-    if not bias:
-        return
     at_most("sampling.logit_bias", len(bias), limits.logit_bias_entries, "entries")
     for biased_id, value in bias.items():
         token_id("sampling.logit_bias", biased_id, model.vocab_size)
         real(f"sampling.logit_bias[{biased_id}]", value, -limits.logit_bias, limits.logit_bias)
-    raise not_built("sampling.logit_bias", f"a bias on {len(bias)} tokens")
+    return tuple(sorted((biased_id, value) for biased_id, value in bias.items() if value))
 
 
-def _check_logprobs(output: pb.OutputOptions, limits: Limits) -> None:
-    for field in ("logprobs", "prompt_logprobs"):
-        if output.HasField(field):
-            raise not_built(
-                f"output.{field}", whole(f"output.{field}", getattr(output, field), 0, limits.top_logprobs)
-            )
+def _logprobs(output: pb.OutputOptions, name: str, limits: Limits) -> int | None:
+    """Alternatives to report, None when nothing is asked for."""
+    if not output.HasField(name):
+        return None
+    return whole(f"output.{name}", getattr(output, name), 0, limits.top_logprobs)
 
 
 def _check_response_format(response_format: pb.ResponseFormat, limits: Limits) -> None:

@@ -68,6 +68,10 @@ def check_prompt(ids: Int32Array, checked: CheckedRequest, limits: Limits, model
     if len(ids) >= model.max_model_len:
         room = f"the model takes {model.max_model_len} with at least one output token"
         raise refuse(field, f"{len(ids)} tokens, {room}", "EXCEEDS_MODEL_LEN")
+    if checked.prompt_logprobs is not None:
+        entries, what = len(ids) * (1 + checked.prompt_logprobs), f"{len(ids)} prompt tokens"
+        what = f"values ({1 + checked.prompt_logprobs} for each of {what})"
+        at_most("output.prompt_logprobs", entries, limits.prompt_logprob_entries, what)
     for name, wanted in (("max_tokens", checked.max_tokens or 0), ("min_tokens", checked.min_tokens)):
         if len(ids) + wanted > model.max_model_len:
             total = f"{len(ids)} prompt tokens + {wanted} is {len(ids) + wanted}"

@@ -35,6 +35,7 @@ class Limits:
     stop_string: int = 256
     stop_token_ids: int = 64
     top_logprobs: int = 20
+    prompt_logprob_entries: int = 1 << 17
     response_format_bytes: int = 1 << 16
     request_id: int = 128
     cache_salt: int = 256
@@ -106,6 +107,12 @@ class CheckedRequest:
     use_prefix_cache: bool
     queue_timeout: float | None
     n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def ending_ids(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """The ids that end a sequence: ignore_eos silences the model's own, never those of the request."""

@@ -69,6 +69,12 @@ class TextModel:
         detokenizer = self._detokenizer(skip_special_tokens, continues=False)
         return detokenizer.push([int(token_id) for token_id in ids]) + detokenizer.finish()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for inside a text, special tokens too; perhaps a part of a character."""
+        if self._tables is None:
+            return str(self._tokenizer.decode([token_id], skip_special_tokens=False)).encode()
+        return self._tables[False][token_id]
+
     def new_emitter(
         self,
         stop: tuple[str, ...] = (),

@@ -35,14 +35,18 @@ class Reply:
     error_reason: str = ""
     stop_token_id: int | None = None
     gaps: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
 
     def take(self, event: pb.GenerateResponse) -> None:
         match event.WhichOneof("event"):
             case "accepted":
                 self.request_id, self.prompt_tokens = event.accepted.request_id, event.accepted.prompt_tokens
+                self.prompt_logprobs += values_of(event.accepted.prompt_logprobs)
             case "delta":
                 self.tokens += event.delta.token_ids
                 self.text += event.delta.text
+                self.logprobs += values_of(event.delta.logprobs)
             case "finished":
                 done = event.finished
                 self.reason = pb.FinishReason.Name(done.reason).removeprefix("FINISH_REASON_")
@@ -50,6 +54,11 @@ class Reply:
                 self.completion_tokens, self.error_reason = done.usage.completion_tokens, done.error_reason
                 if done.WhichOneof("matched") == "stop_token_id":
                     self.stop_token_id = done.stop_token_id
+
+
+def values_of(positions: Sequence[pb.PositionLogprobs]) -> list[float]:
+    """All values, flat."""
+    return [one.logprob for position in positions for one in (position.sampled, *position.top)]
 
 
 def request(

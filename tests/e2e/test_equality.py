@@ -44,9 +44,26 @@ def cases() -> list[pb.GenerateRequest]:
     lengths = [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK, 3 * BLOCK + 1, 37]
     prompts = [prompt_of(length, 901) for length in lengths] + [[*SHARED, 20 + i, 60 + i] for i in range(16)]
     return [
-        request(prompt, TOKENS, temperature=float(i % 2), seed=i, top_k=20 * (i % 3))
+        with_asks(request(prompt, TOKENS, temperature=float(i % 2), seed=i, top_k=20 * (i % 3)), i)
         for i, prompt in enumerate(prompts)
     ]
+
+
+def with_asks(message: pb.GenerateRequest, number: int) -> pb.GenerateRequest:
+    """A third of the requests changes its logits, each in a way of its own; others are told of theirs."""
+    sampling = message.sampling
+    match number % 9:
+        case 0:
+            sampling.repetition_penalty = 1.4
+        case 3:
+            sampling.presence_penalty, sampling.frequency_penalty = 0.8, 0.3
+            message.output.logprobs = 4
+        case 6:
+            sampling.logit_bias.update({7: 3.0, 8: -100.0, 9: 2.5})
+            sampling.frequency_penalty = 1.5
+        case 7:
+            message.output.logprobs, message.output.prompt_logprobs = 0, 1
+    return message
 
 
 async def run(address: str, messages: list[pb.GenerateRequest], together: bool = True) -> list[Reply]:
@@ -68,16 +85,17 @@ def _bench(model: Path, processes: Processes) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def cold(bench: Bench) -> list[list[int]]:
+def cold(bench: Bench) -> list[Reply]:
     return _cold(bench)
 
 
-def _cold(bench: Bench) -> list[list[int]]:
+def _cold(bench: Bench) -> list[Reply]:
     with bench.scheduler("--no-prefix-cache", "--depth", "1") as address:
         replies = asyncio.run(run(address, cases(), together=False))
     assert all(reply.cached == 0 and reply.preemptions == 0 for reply in replies)
     assert len({tuple(reply.tokens) for reply in replies}) > 12
-    return [reply.tokens for reply in replies]
+    assert sum(bool(reply.logprobs) for reply in replies) > 4
+    return replies
 
 
 SETTINGS = {
@@ -92,14 +110,15 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a06_a12_a18_the_tokens_are_those_of_the_cold_run(
-    bench: Bench, cold: list[list[int]], name: str
-) -> None:
+def test_a06_a12_a18_the_tokens_are_those_of_the_cold_run(bench: Bench, cold: list[Reply], name: str) -> None:
     with bench.scheduler(*SETTINGS[name]) as address:
         replies = asyncio.run(run(address, cases()))
         again = asyncio.run(run(address, cases()))  # over what the first round left in the cache
-    assert [reply.tokens for reply in replies] == cold
-    assert [reply.tokens for reply in again] == cold
+    for round_ in (replies, again):
+        assert [reply.tokens for reply in round_] == [reply.tokens for reply in cold]
+        for reply, first in zip(round_, cold, strict=True):
+            assert reply.logprobs == pytest.approx(first.logprobs, abs=1e-5)
+            assert reply.prompt_logprobs == pytest.approx(first.prompt_logprobs, abs=1e-5)
     if name == "a crowd":  # 24 requests of up to 13 blocks in 60 blocks: some had to give way
         assert sum(reply.preemptions for reply in replies) > 0
         assert sum(reply.cached for reply in replies) > 0
@@ -109,7 +128,7 @@ def test_a06_qwen3_s_tokens_in_a_crowd_are_those_of_the_cold_run(
     tiny_qwen3: Path, processes: Processes
 ) -> None:
     bench = _bench(tiny_qwen3, processes)
-    cold = _cold(bench)
+    cold = [reply.tokens for reply in _cold(bench)]
     with bench.scheduler() as address:
         for _ in range(2):
             assert [reply.tokens for reply in asyncio.run(run(address, cases()))] == cold
@@ -135,13 +154,13 @@ def test_a05_an_evicted_prefix_is_computed_again(bench: Bench) -> None:
     assert first.tokens == last.tokens
 
 
-def test_a25_a_killed_scheduler_leaves_a_worker_that_serves_the_next(
-    bench: Bench, cold: list[list[int]]
-) -> None:
+def test_a25_a_killed_scheduler_leaves_a_worker_that_serves_the_next(bench: Bench, cold: list[Reply]) -> None:
     process = bench.processes.scheduler(bench.model, bench.worker.address)
     asyncio.run(_kill_in_the_middle(process))
     with bench.scheduler() as address:
-        assert [reply.tokens for reply in asyncio.run(run(address, cases()))] == cold
+        assert [reply.tokens for reply in asyncio.run(run(address, cases()))] == [
+            reply.tokens for reply in cold
+        ]
 
 
 async def _kill_in_the_middle(process: ServiceProcess) -> None:

@@ -19,6 +19,7 @@ from octavo.errors import FailedPrecondition, InvalidArgument, StaleEpoch
 from octavo.interceptors import ErrorMapping
 from octavo.transport import LARGEST_MESSAGE, server_options
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
+from tests.fakes.fake_logprobs import FakeLogprobs
 from tests.fakes.faults import BEFORE_APPLY, Fault, FaultKind, bend
 from tests.fakes.plan_decoder import DecodedPlan, decode_plan
 from tests.fakes.plan_like import Int32Array
@@ -50,6 +51,7 @@ class _Session:
     last_step: int = 0
     base_rows: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     failed: bool = False
+    logprobs: FakeLogprobs = field(default_factory=FakeLogprobs)
     outbox: asyncio.Queue[list[worker_pb2.RunResponse]] = field(default_factory=asyncio.Queue)
     late: list[worker_pb2.RunResponse] = field(default_factory=list)
 
@@ -219,7 +221,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         fault = self._fault_for(message)
         try:
             plan = self._checked(session, message, fault)
-            result.token_ids = self.kv.apply(plan).astype("<i4").tobytes()
+            tokens = self.kv.apply(plan)
+            result.token_ids = tokens.astype("<i4").tobytes()
+            session.logprobs.answer(message, plan, tokens, result)
         except ProtocolViolation as broken:
             expected = session.failed or (fault is not None and fault.kind in BEFORE_APPLY)
             session.failed = True

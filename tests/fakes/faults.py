@@ -24,6 +24,7 @@ class FaultKind(Enum):
     LACK_TOKEN = "lack_token"  # one token id too few
     EXTRA_TOKEN = "extra_token"  # one token id too many
     RAGGED_BYTES = "ragged_bytes"  # token ids that are no whole number of int32
+    LACK_LOGPROBS = "lack_logprobs"  # no log-probabilities, though rows ask for them
     FAIL_ROW = "fail_row"  # the first sampling row failed
     FAIL_UNKNOWN_ROW = "fail_unknown_row"  # names a row that never was
     REFUSE = "refuse"  # the whole step failed; the plan was not obeyed
@@ -79,6 +80,9 @@ def _bend_fields(kind: FaultKind, bent: worker_pb2.StepResult, sample_rows: Sequ
         tokens = tokens[:-1]
     elif kind is FaultKind.EXTRA_TOKEN:
         tokens = np.append(tokens, tokens[-1:])
+    elif kind is FaultKind.LACK_LOGPROBS:
+        bent.ClearField("logprobs")
+        bent.ClearField("prompt_logprobs")
     elif kind is FaultKind.FAIL_ROW:
         tokens[:1] = -1
         _fail(bent, sample_rows[0])

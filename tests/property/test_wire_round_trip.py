@@ -33,8 +33,20 @@ def setups(draw: st.DrawFn) -> RowSetup:
         top_k=draw(small),
         min_p=draw(st.sampled_from([0.0, 0.25])),
         seed=draw(st.integers(0, 2**64 - 1)),
+        presence_penalty=draw(st.sampled_from([0.0, -2.0])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.5])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.5])),
+        logit_bias=tuple(draw(st.dictionaries(ids, st.sampled_from([-100.0, 0.5]), max_size=3)).items()),
+        logprobs=draw(st.sampled_from([None, 0, 20])),
+        prompt_logprobs=draw(st.sampled_from([None, 0, 20])),
     )
-    return RowSetup(draw(small), SeqId(0), draw(st.integers(1, 5000)), sampling)
+    if draw(st.booleans()):
+        sampling = replace(sampling, suppressed_ids=(3, 2**31 - 1), min_tokens=draw(st.integers(1, 9)))
+    prompt_len = draw(st.integers(1, 5000))
+    tokens = ints(draw(st.lists(ids, min_size=2, max_size=9)))
+    if sampling.needs_history:
+        return RowSetup(draw(small), SeqId(0), min(prompt_len, len(tokens)), sampling, tokens)
+    return RowSetup(draw(small), SeqId(0), prompt_len, sampling)
 
 
 @st.composite
@@ -97,6 +109,20 @@ def check_same(plan: StepPlan, decoded: Any) -> None:
             assert getattr(ours.sampling, name) == getattr(theirs.sampling, name), name
 
 
+def check_same_asks(ours: RowSetup, theirs: worker_wire.RowSetup) -> None:
+    """What only the worker reads."""
+    params, read = ours.sampling, theirs.sampling
+    assert np.concatenate((theirs.prompt_ids, theirs.output_ids)).tolist() == ours.token_ids.tolist()
+    assert len(theirs.prompt_ids) == (ours.prompt_len if ours.token_ids.size else 0)
+    for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"):
+        assert getattr(params, name) == getattr(read, name), name
+    assert tuple(zip(read.bias_ids, read.bias_values, strict=True)) == params.logit_bias
+    assert read.suppressed_ids == params.suppressed_ids
+    for name in ("logprobs", "prompt_logprobs"):
+        asked = getattr(params, name)
+        assert getattr(read, name) == (-1 if asked is None else asked), name
+
+
 @settings(max_examples=250, deadline=None)
 @given(runs())
 def test_every_plan_of_a_run_decodes_to_itself(run: list[StepPlan]) -> None:
@@ -109,6 +135,9 @@ def test_every_plan_of_a_run_decodes_to_itself(run: list[StepPlan]) -> None:
         for decode in (plan_decoder.decode_plan, worker_wire.decode_plan):
             decoded = decode(type(message).FromString(sent), base_rows)
             check_same(plan, decoded)
+            if decode is worker_wire.decode_plan:
+                for ours, theirs in zip(plan.setups, decoded.setups, strict=True):
+                    check_same_asks(ours, theirs)
             assert (decoded.session_id, decoded.worker_epoch) == (2**64 - 1, 5)
             assert (decoded.step_id, decoded.base_step) == (index + 1, index)
         base_rows = plan.rows

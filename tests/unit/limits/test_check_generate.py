@@ -135,12 +135,6 @@ def test_a20_a_request_without_a_prompt_is_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        (sampling(presence_penalty=0.5), "sampling.presence_penalty"),
-        (sampling(frequency_penalty=-2), "sampling.frequency_penalty"),
-        (sampling(repetition_penalty=1.1), "sampling.repetition_penalty"),
-        (sampling(logit_bias={1: 0.5}), "sampling.logit_bias"),
-        ({"output": {"logprobs": 0}}, "output.logprobs"),
-        ({"output": {"prompt_logprobs": 20}}, "output.prompt_logprobs"),
         ({"response_format": {"json_schema": "{}"}}, "response_format.json_schema"),
         ({"response_format": {"regex": "a+"}}, "response_format.regex"),
         ({"response_format": {"ebnf": ""}}, "response_format.ebnf"),
@@ -157,18 +151,17 @@ def test_a_field_that_is_not_built_yet_is_named(fields: Mapping[str, Any], field
     "fields",
     [
         {"n": 1},
-        sampling(presence_penalty=0, frequency_penalty=0, repetition_penalty=1),
+        sampling(presence_penalty=0, frequency_penalty=0, repetition_penalty=1, logit_bias={3: 0}),
         {"response_format": {}},
         {"output": {}},
     ],
 )
-def test_neutral_values_of_fields_not_built_yet_are_fine(fields: Mapping[str, Any]) -> None:
+def test_neutral_values_are_those_of_absent_fields(fields: Mapping[str, Any]) -> None:
     assert check(**fields) == check()
 
 
 def test_a20_values_at_their_limits_are_fine() -> None:
     checked = check(
-        n=128,
         text="x" * 1000,
         request_id="r" * 128,
         cache_salt="é" * 256,
@@ -260,3 +253,14 @@ def test_a_refusal_never_shows_prompt_salt_or_stop_string() -> None:
 )
 def test_a19_ignore_eos_silences_the_model_s_ids_only(fields: Mapping[str, Any], ids: set[int]) -> None:
     assert check(stopping=fields).ending_ids(frozenset({2, 7})) == ids
+
+
+def test_penalties_bias_and_logprobs_are_taken_over() -> None:
+    given = sampling(
+        presence_penalty=-2, frequency_penalty=2, repetition_penalty=10, logit_bias={9: 1, 3: -100}
+    )
+    checked = check(**given, output={"logprobs": 0, "prompt_logprobs": 20})
+    assert (checked.presence_penalty, checked.frequency_penalty, checked.repetition_penalty) == (-2, 2, 10)
+    assert checked.logit_bias == ((3, -100), (9, 1))
+    assert (checked.logprobs, checked.prompt_logprobs) == (0, 20)
+    assert (check().logprobs, check().prompt_logprobs) == (None, None)

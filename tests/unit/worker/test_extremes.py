@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpu_worker import step_loop
-from gpu_worker.wire import encode_failure, encode_result
+from gpu_worker.wire import TokenLogprobs, encode_failure, encode_result
 from octavo import arrays, transport
 from octavo.worker.v1 import worker_pb2
 from tests.fixtures.hand_plans import HandPlanner, HandSequence, to_message
@@ -34,8 +34,11 @@ def largest_plan(session_id: int) -> worker_pb2.StepPlan:
 
     sampling = worker_pb2.SamplingParams(
         temperature=1, top_p=0.5, top_k=2**32 - 1, min_p=0.5, seed=BIG, presence_penalty=1,
-        frequency_penalty=1, repetition_penalty=1,
+        frequency_penalty=1, repetition_penalty=2, logit_bias_ids=many(1024),
+        logit_bias_values=[1.0] * 1024, suppressed_ids=many(80), min_tokens=2**32 - 1,
+        logprobs=20, prompt_logprobs=20,
     )  # fmt: skip
+    history = {"prompt_ids": many(LENGTH // 2), "output_ids": many(LENGTH // 2)}
     entries = ROWS * (LENGTH // BLOCK)
     return worker_pb2.StepPlan(
         session_id=session_id,
@@ -44,7 +47,8 @@ def largest_plan(session_id: int) -> worker_pb2.StepPlan:
         base_step=BIG,
         released_rows=many(ROWS),
         row_setups=[
-            worker_pb2.RowSetup(row=2**32 - 1, prompt_len=2**32 - 1, sampling=sampling) for _ in range(ROWS)
+            worker_pb2.RowSetup(row=2**32 - 1, prompt_len=2**32 - 1, sampling=sampling, **history)
+            for _ in range(ROWS)
         ],
         table_rows=many(entries),
         table_offsets=many(entries),
@@ -73,11 +77,19 @@ async def test_a24_the_largest_plan_arrives(tiny_llama: Path) -> None:
         assert result.failure.detail.startswith("base_step")
 
 
+def all_logprobs(positions: int) -> TokenLogprobs:
+    """With twenty alternatives each."""
+    return TokenLogprobs(np.full((positions, 21), -1, np.int32), np.full((positions, 21), -1, np.float32))
+
+
 def test_a24_the_largest_answer_is_within_its_bound() -> None:
     plan = worker_pb2.StepPlan(session_id=BIG, worker_epoch=BIG, step_id=BIG)
     tokens = np.full(ROWS, -1, np.int32)
-    answer = encode_result(plan, tokens, [2**32 - 1] * ROWS, (1.0, 1.0, 1.0))
-    assert answer.ByteSize() <= transport.result_bytes_bound(ROWS, ROWS)
+    answer = encode_result(
+        plan, tokens, [2**32 - 1] * ROWS, (1.0, 1.0, 1.0), all_logprobs(ROWS),
+        [(2**32 - 1, 2**32 - 1, all_logprobs(TOKENS // ROWS))] * ROWS,
+    )  # fmt: skip
+    assert 168 * TOKENS < answer.ByteSize() <= transport.result_bytes_bound(ROWS, TOKENS)
     failure = encode_failure(plan, worker_pb2.STEP_FAILURE_REASON_DEVICE_ERROR, "x" * 1000)
     assert failure.ByteSize() <= transport.result_bytes_bound(1, 1)
 
