@@ -64,20 +64,21 @@ class App:
         self._recorder: Recorder | None = None
         if settings.record:
             self._recorder = Recorder(Path(settings.record), config, plans=settings.record_plans)
+        limits = Limits(
+            prompt_bytes=settings.max_prompt_bytes,
+            prompt_tokens=settings.max_prompt_tokens,
+            n=min(settings.max_n, settings.max_num_seqs),
+        )
         self._engine = Engine(
             RecordedScheduler(config, self._recorder.note) if self._recorder else Scheduler(config),
             EngineSettings(
                 grace_seconds=settings.worker_grace_seconds,
                 queue=QueueLimits(settings.max_queue_requests, settings.max_queue_tokens),
+                kv_readers=limits.kv_readers,
             ),
             self._metrics,
             _clock,
             lambda ready: self._server.set_ready(ready),
-        )
-        limits = Limits(
-            prompt_bytes=settings.max_prompt_bytes,
-            prompt_tokens=settings.max_prompt_tokens,
-            n=min(settings.max_n, settings.max_num_seqs),
         )
         defaults = sampling_defaults(text.sampling if settings.generation_config == "auto" else {}, limits)
         if settings.generation_config == "auto":

@@ -18,6 +18,7 @@ from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.inputs import Inputs, worker_lost
+from scheduler_svc.kv_stream import KvEvents
 from scheduler_svc.metrics import ShellMetrics
 from scheduler_svc.requests import Branch, QueueLimits, Record, Requests
 from scheduler_svc.session import Answer, Session
@@ -31,10 +32,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """grace_seconds: how long requests outlive their worker. queue: bounds on what waits."""
+    """grace_seconds: how long requests outlive their worker. queue: bounds on what waits. kv_readers: of
+    WatchKvEvents at once.
+    """
 
     grace_seconds: float = 60.0
     queue: QueueLimits = field(default_factory=QueueLimits)
+    kv_readers: int = 16
 
 
 class Engine:
@@ -63,6 +67,7 @@ class Engine:
         self._next_sweep = 0.0
         self._inbox: deque[Callable[[float], None]] = deque()
         self._idle: asyncio.Future[None] | None = None
+        self.kv_events = KvEvents(settings.kv_readers)
 
     # ---- what the server calls
 
@@ -114,6 +119,12 @@ class Engine:
         """
         done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._post(partial(self._inputs.abort, tuple(request_ids), done))
+        return await done
+
+    async def flush_prefix_cache(self, namespace: str | None) -> int:
+        """Forgets what is cached, of one namespace or of all; returns how many blocks."""
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._post(partial(self._inputs.flush_prefix_cache, namespace, done))
         return await done
 
     async def ask(self, question: Callable[[Scheduler], T]) -> T:
@@ -182,6 +193,8 @@ class Engine:
                     0
                 )  # lets the sender put the plan on the wire before tokens are handed out
             self._hand_out(self._clock())
+            if self.kv_events.following:
+                self.kv_events.collect(self._inputs.core, now)
             if not self._inbox:
                 self._alarm.set(self._next_alarm())
                 await self._wake.wait()

@@ -121,6 +121,11 @@ def _flow(stats: PoolStats) -> Iterator[Metric]:
         "prefix_collisions", "Equal hashes of different blocks, taken as misses.", counters.prefix_collisions
     )
     yield _counter(
+        "prefix_flushed_blocks",
+        "Blocks forgotten by FlushPrefixCache.",
+        counters.prefix_flushed_blocks,
+    )
+    yield _counter(
         "prefix_recompute_lookup_tokens",
         "Tokens looked up when a sequence came back.",
         counters.recompute_lookup_tokens,

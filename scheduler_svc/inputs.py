@@ -117,6 +117,14 @@ class Inputs:
         self.collect()
         return stopped
 
+    def flush_prefix_cache(self, namespace: str | None, done: "asyncio.Future[int]", now: float) -> None:
+        """Flushes; `done` gets the number of blocks forgotten. A namespace is a secret and not logged."""
+        forgotten = self.core.flush_prefix_cache(namespace)
+        which = "all namespaces" if namespace is None else "one namespace"
+        _log.info("prefix cache flushed: %d blocks of %s", forgotten, which)
+        if not done.done():
+            done.set_result(forgotten)
+
     # ---- steps
 
     def plan(self, now: float) -> StepPlan | None:

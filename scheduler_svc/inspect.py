@@ -4,13 +4,13 @@ Owns the translation of the core's views; knows no scheduling rule. Invariant: e
 the core, taken between two of its inputs.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
 
 from octavo import arrays
-from octavo.errors import NotFound, Unimplemented
+from octavo.errors import NotFound
 from octavo.logging import epoch_text
 from octavo.v1 import kv_cache_pb2, kv_cache_pb2_grpc
 from scheduler_svc.core.plan import SeqId
@@ -18,11 +18,11 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SeqState, SequenceView
 from scheduler_svc.engine import Engine
 from scheduler_svc.explain import explain_response
-from scheduler_svc.limits import Limits, check_explain_request, check_sequence_blocks
+from scheduler_svc.kv_stream import DEVICE_TIER, snapshot_messages
+from scheduler_svc.limits import Limits, check_explain_request, check_flush, check_sequence_blocks
 from scheduler_svc.requests import Record
 
 Context = grpc.aio.ServicerContext[Any, Any]
-DEVICE_TIER = "device"
 _STATES = {
     SeqState.WAITING: kv_cache_pb2.REQUEST_STATE_WAITING,
     SeqState.RUNNING: kv_cache_pb2.REQUEST_STATE_RUNNING,
@@ -31,7 +31,7 @@ _STATES = {
 
 
 class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
-    """Read-only views for operators. clock: the engine's."""
+    """Views for operators, and the flush of the prefix cache. clock: the engine's."""
 
     def __init__(self, engine: Engine, limits: Limits, clock: Callable[[], float]) -> None:
         self._engine = engine
@@ -71,10 +71,33 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
     async def FlushPrefixCache(
         self, request: kv_cache_pb2.FlushPrefixCacheRequest, context: Context
     ) -> kv_cache_pb2.FlushPrefixCacheResponse:
-        raise _not_built("FlushPrefixCache")
+        namespace = check_flush(request, self._limits)
+        forgotten = await self._engine.flush_prefix_cache(namespace)
+        return kv_cache_pb2.FlushPrefixCacheResponse(blocks_forgotten=forgotten)
 
-    async def WatchKvEvents(self, request: kv_cache_pb2.WatchKvEventsRequest, context: Context) -> None:
-        raise _not_built("WatchKvEvents")
+    async def WatchKvEvents(
+        self, request: kv_cache_pb2.WatchKvEventsRequest, context: Context
+    ) -> AsyncIterator[kv_cache_pb2.WatchKvEventsResponse]:
+        events = self._engine.kv_events
+        events.enter()
+        try:
+            after = request.after if request.HasField("after") else None
+            number = after if request.stream_id == events.stream_id else None
+            while True:
+                changed = events.changed
+                found = events.after(number) if number is not None else None
+                if found is None:
+                    snapshot = await self._engine.ask(events.snapshot)
+                    for message in snapshot_messages(snapshot, events.stream_id):
+                        yield message
+                    number = snapshot.number
+                elif found:
+                    yield kv_cache_pb2.WatchKvEventsResponse(events=found, stream_id=events.stream_id)
+                    number = found[-1].number
+                else:
+                    await changed.wait()
+        finally:
+            events.leave(self._clock())
 
     def _stats(self, core: Scheduler, include_requests: bool) -> kv_cache_pb2.GetKvCacheStatsResponse:
         stats, worker = core.stats(), self._engine.worker
@@ -152,7 +175,3 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
 
 def _not_live(request_id: str) -> NotFound:
     return NotFound(f"request_id: no live request {request_id!r}", field="request_id")
-
-
-def _not_built(method: str) -> Unimplemented:
-    return Unimplemented(f"{method}: not supported yet", reason="UNIMPLEMENTED_METHOD")

@@ -187,6 +187,24 @@ class BlockManager:
         empty: Int32Array = blocks[(self.pool.ref_count[blocks] == 0) & ~self.pool.cached[blocks]]
         return empty
 
+    def flush(self, namespace: str | None) -> int:
+        """Nothing that was computed so far, of one namespace or of all, is found any more; returns the blocks
+        forgotten.
+
+        Blocks in use stay with their holders, who publish nothing more during this stay.
+        """
+        self.settle()
+        if namespace is None:
+            blocks = np.flatnonzero(self.pool.cached).astype(np.int32)
+        else:
+            blocks = self.index.descendants(root_of(self._seed, self._fingerprint, namespace).uid)
+        self.index.remove(blocks)
+        self.pool.forget(blocks)
+        for seq in self._rows.running():
+            if namespace is None or seq.request.namespace == namespace:
+                self._rows.caches[seq.row] = False
+        return len(blocks)
+
     def withdraw(self, blocks: Int32Array, step_id: StepId) -> None:
         """Takes back what this step published, unless it was evicted since; zeroed before reuse."""
         mine = blocks[self.index.published_in[blocks] == step_id]

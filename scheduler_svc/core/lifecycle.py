@@ -6,6 +6,7 @@ in the queue or in a row, and one that ended is known to nobody here.
 
 import numpy as np
 
+from scheduler_svc.core.kv_events import KvLog
 from scheduler_svc.core.plan import Admitted, Finished, FinishReason, NewRequest, Notices, SeqId
 from scheduler_svc.core.sequence import SeqState, Sequence
 from scheduler_svc.core.session import Session
@@ -19,6 +20,7 @@ class Lifecycle:
         self.live: dict[SeqId, Sequence] = {}
         self.waiting = WaitingQueue()
         self.session: Session | None = None
+        self.kv_log: KvLog | None = None  # of those who follow the prefix index
         self._arrivals = 0
         self._admitted: list[Admitted] = []
         self._finished: list[Finished] = []
@@ -90,6 +92,8 @@ class Lifecycle:
             for seq in self.session.rows.running():
                 self.requeue(seq)
             self.session = None
+            if self.kv_log is not None:
+                self.kv_log.cleared()
 
     def take_notices(self) -> Notices:
         notices = Notices(tuple(self._admitted), tuple(self._finished))

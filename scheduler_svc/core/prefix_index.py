@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.block_hash import UInt64Array
+from scheduler_svc.core.kv_events import BlocksStored, KvLog
 from scheduler_svc.core.linked_lists import Index, LinkedLists
 from scheduler_svc.core.plan import Int32Array, Int64Array
 from scheduler_svc.core.stats import Counters
@@ -30,6 +31,7 @@ class PrefixIndex:
         self.block_size = block_size
         self.num_entries = 0
         self.num_published = 0
+        self.log: KvLog | None = None  # of those who follow the index
         self._counters = counters
         self.tokens: Int32Array = np.zeros((num_blocks, block_size), np.int32)
         self.key_low: UInt64Array = np.zeros(num_blocks + 1, np.uint64)
@@ -100,6 +102,8 @@ class PrefixIndex:
 
     def remove(self, blocks: Index) -> None:
         """These blocks are not findable any more."""
+        if self.log is not None:
+            self.log.removed(blocks, self.uids[blocks])
         self._by_key.remove(blocks)
         self._by_parent.remove(blocks)
         self.uids[blocks] = 0
@@ -197,6 +201,34 @@ class PrefixIndex:
         self._by_parent.push(blocks, self._child_buckets(parents, tokens[:, 0]))
         self.num_entries += len(blocks)
         self.num_published += len(blocks)
+        if self.log is not None:
+            self.log.stored(self._described(blocks))
+
+    def snapshot(self) -> BlocksStored:
+        """All that can be found now."""
+        found = np.flatnonzero(self.uids[:-1]).astype(np.int32)
+        found = found[
+            np.argsort(self.uids[found], kind="stable")
+        ]  # a parent's uid is older than its children's
+        return self._described(found)
+
+    def descendants(self, root_uid: int) -> Int32Array:
+        """[k] the blocks of one namespace."""
+        blocks = np.flatnonzero(self.uids[:-1]).astype(np.int32)
+        uids, at = np.unique(self.uids[blocks], return_index=True)
+        above = self.parents[blocks[at]]  # [u] of each content its parent's uid
+        while True:
+            inner = above > 0  # not at a root yet
+            if not inner.any():
+                break
+            above[inner] = above[np.searchsorted(uids, above[inner])]
+        mine: Int32Array = blocks[above[np.searchsorted(uids, self.uids[blocks])] == root_uid]
+        return mine
+
+    def _described(self, blocks: Int32Array) -> BlocksStored:
+        keys = np.stack((self.key_low[blocks], self.key_high[blocks]), 1)
+        fills = np.full(len(blocks), self.block_size, np.int32)
+        return BlocksStored(blocks, keys, self.uids[blocks], self.parents[blocks], fills, self.tokens[blocks])
 
     def _child_buckets(self, parents: Int64Array, first_tokens: Int32Array) -> Int64Array:
         mixed = (parents.view(np.uint64) + first_tokens.astype(np.uint64)) * _MIX

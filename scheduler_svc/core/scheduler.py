@@ -19,6 +19,7 @@ from scheduler_svc.core.explanation import Explanation, explain
 from scheduler_svc.core.in_flight import Step
 from scheduler_svc.core.inspection import blocks_of, pool_map_of, stats_of, view_of
 from scheduler_svc.core.invariants import Audit, audit, check_plan
+from scheduler_svc.core.kv_feed import KvFeed
 from scheduler_svc.core.lifecycle import Lifecycle
 from scheduler_svc.core.plan import (
     BlockId,
@@ -65,6 +66,7 @@ class Scheduler:
         self._lifecycle = Lifecycle()
         self._results = ResultTaker(self._lifecycle, self._counters)
         self._last_step = 0
+        self.kv_feed = KvFeed(self._lifecycle, self._settle)
 
     # What the shell tells
 
@@ -75,6 +77,7 @@ class Scheduler:
             capacity, self._config, self._counters, self._ages, self._hash_block, self._last_step
         )
         self._lifecycle.session = session
+        session.manager.index.log = self._lifecycle.kv_log
         for seq in self._lifecycle.waiting.sequences():
             refusal = refusal_of(seq.request, capacity)
             if refusal is not None:
@@ -131,6 +134,17 @@ class Scheduler:
         """Takes in one answer. Odd answers are counted and cost at most the rows they are about."""
         self._set_clock(now)
         return self._results.take(result)
+
+    def flush_prefix_cache(self, namespace: str | None) -> int:
+        """Nothing computed so far is found any more, in one namespace or, for None, in all; returns how many
+        blocks were forgotten.
+        """
+        session = self._lifecycle.session
+        if session is None:
+            return 0
+        forgotten = session.manager.flush(namespace)
+        self._counters.prefix_flushed_blocks += forgotten
+        return forgotten
 
     def take_notices(self) -> Notices:
         """Who was admitted and who ended since the last call."""

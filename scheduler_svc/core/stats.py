@@ -30,6 +30,7 @@ class Counters:
     prefix_hit_tokens: int = 0
     prefix_alignment_lost_tokens: int = 0
     prefix_collisions: int = 0
+    prefix_flushed_blocks: int = 0
     recompute_lookup_tokens: int = 0
     recompute_hit_tokens: int = 0
     recomputed_tokens: int = 0

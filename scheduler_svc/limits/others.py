@@ -59,3 +59,11 @@ def check_sequence_blocks(request: kv_pb.GetSequenceBlocksRequest, limits: Limit
 def check_explain_request(request: kv_pb.ExplainRequestRequest, limits: Limits) -> str:
     """The id of the request to explain."""
     return check_request_id("request_id", request.request_id, limits)
+
+
+def check_flush(request: kv_pb.FlushPrefixCacheRequest, limits: Limits) -> str | None:
+    """The namespace to flush; None for all. An empty salt is the shared namespace."""
+    if not request.HasField("cache_salt"):
+        return None
+    at_most("cache_salt", len(request.cache_salt), limits.cache_salt, "characters")
+    return request.cache_salt

@@ -42,6 +42,7 @@ class Limits:
     queue_timeout_seconds: int = 86_400
     abort_ids: int = 4096
     detokenize_ids: int = 1 << 20
+    kv_readers: int = 16
 
 
 @dataclass(frozen=True, slots=True)

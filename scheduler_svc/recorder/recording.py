@@ -63,6 +63,10 @@ class RecordedScheduler(Scheduler):
         self._note((_SCHEDULE, now) if plan is None else (_SCHEDULE, now, plan))
         return plan
 
+    def flush_prefix_cache(self, namespace: str | None) -> int:
+        self._note((int(Kind.FLUSH), namespace))
+        return super().flush_prefix_cache(namespace)
+
     def _settle(self) -> None:
         self._note(_SETTLE)
         super()._settle()

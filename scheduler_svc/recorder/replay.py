@@ -12,7 +12,7 @@ import numpy as np
 from scheduler_svc.core.plan import Capacity, FinishReason, NewRequest, SeqId, StepPlan, StepResult
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recorder.digest import differing
-from scheduler_svc.recorder.format import DamagedLog, Header, Kind, Record
+from scheduler_svc.recorder.format import Header, Kind, Record
 from scheduler_svc.recorder.values import Rebuilder
 
 _SHOWN = 8
@@ -64,8 +64,6 @@ class Replayer:
         try:
             return self._feed(record)
         except (ValueError, AssertionError, LookupError) as error:
-            if isinstance(error, DamagedLog):
-                raise
             raised = f"{type(error).__name__}: {error}"
             return Difference(record.number, 0, record.kind.name, "an input", f"the core raised {raised}")
 
@@ -92,10 +90,10 @@ class Replayer:
                 core.worker_lost()
             case Kind.SETTLE:
                 core.settle()
+            case Kind.FLUSH:
+                core.flush_prefix_cache(fields[0])
             case Kind.END:
                 self.tally.ended = True
-            case _:
-                raise DamagedLog(f"record {record.number}: no replay of {record.kind.name}")
         core.take_notices()
         return None
 

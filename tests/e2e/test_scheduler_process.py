@@ -9,7 +9,6 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from octavo.errors import reason_of
-from octavo.v1 import kv_cache_pb2
 from tests.e2e.processes import Processes, ProcessFailed, ServiceProcess
 from tests.e2e.rig import SMALL, prompt_of, rig_at, seat_scheduler, wanted
 from tests.e2e.service import Service, request
@@ -146,9 +145,7 @@ async def test_it_serves_on_a_unix_socket(processes: Processes, tiny_llama: Path
     await fake.die()
 
 
-async def test_reflection_lists_the_services_and_later_methods_are_named(
-    processes: Processes, tiny_llama: Path
-) -> None:
+async def test_reflection_lists_the_services(processes: Processes, tiny_llama: Path) -> None:
     seat = await asyncio.to_thread(seat_scheduler, processes, tiny_llama)
     async with rig_at(seat) as rig:
         stub = reflection_pb2_grpc.ServerReflectionStub(rig.service.channel)
@@ -156,17 +153,6 @@ async def test_reflection_lists_the_services_and_later_methods_are_named(
         async for answer in stub.ServerReflectionInfo(iter([ask])):
             names = {service.name for service in answer.list_services_response.service}
         assert {"octavo.v1.InferenceService", "octavo.v1.KvCacheService", "grpc.health.v1.Health"} <= names
-        later = {
-            "FlushPrefixCache": kv_cache_pb2.FlushPrefixCacheRequest(),
-        }
-        for method, message in later.items():
-            with pytest.raises(grpc.aio.AioRpcError, match=method) as refused:
-                await getattr(rig.service.kv, method)(message)
-            assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
-        with pytest.raises(grpc.aio.AioRpcError, match="WatchKvEvents") as watched:
-            async for _ in rig.service.kv.WatchKvEvents(kv_cache_pb2.WatchKvEventsRequest()):
-                pass
-        assert watched.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_full_queue_is_refused_with_a_time_to_come_back(

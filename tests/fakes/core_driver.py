@@ -120,6 +120,11 @@ class CoreDriver:
         self.check()
         return was_live
 
+    def flush(self, namespace: str | None = None) -> int:
+        forgotten = self.core.flush_prefix_cache(namespace)
+        self.check()
+        return forgotten
+
     def schedule(self) -> StepPlan | None:
         """The next plan, checked and obeyed by the worker, whose answer waits in `in_flight`."""
         plan = self.core.schedule(0.0)

@@ -39,6 +39,7 @@ WEIGHTS = {
     "bring_worker": 20,
     "abort": 4,
     "stop": 3,
+    "flush": 1,
 }
 
 
@@ -191,6 +192,10 @@ class RandomRun:
         output_len = max(1, len(self.driver.outputs[seq_id]) - self.chance.randint(0, 3))
         assert self.driver.stop(seq_id, output_len)
         assert self.driver.finished[seq_id].output_len == output_len
+        return True
+
+    def _flush(self) -> bool:
+        self.driver.flush(self.chance.choice([None, *sorted(set(self.mix.namespaces))]))
         return True
 
     def _recent(self) -> int | None:

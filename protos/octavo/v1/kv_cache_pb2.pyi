@@ -229,49 +229,63 @@ class FlushPrefixCacheResponse(_message.Message):
     def __init__(self, blocks_forgotten: _Optional[int] = ...) -> None: ...
 
 class WatchKvEventsRequest(_message.Message):
-    __slots__ = ("after",)
+    __slots__ = ("after", "stream_id")
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     after: int
-    def __init__(self, after: _Optional[int] = ...) -> None: ...
+    stream_id: int
+    def __init__(self, after: _Optional[int] = ..., stream_id: _Optional[int] = ...) -> None: ...
 
 class KvEvent(_message.Message):
-    __slots__ = ("number", "stored", "removed", "cleared")
+    __slots__ = ("number", "stored", "removed", "cleared", "snapshot_complete")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     CLEARED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     number: int
     stored: BlockStored
     removed: BlockRemoved
     cleared: CacheCleared
-    def __init__(self, number: _Optional[int] = ..., stored: _Optional[_Union[BlockStored, _Mapping]] = ..., removed: _Optional[_Union[BlockRemoved, _Mapping]] = ..., cleared: _Optional[_Union[CacheCleared, _Mapping]] = ...) -> None: ...
+    snapshot_complete: SnapshotComplete
+    def __init__(self, number: _Optional[int] = ..., stored: _Optional[_Union[BlockStored, _Mapping]] = ..., removed: _Optional[_Union[BlockRemoved, _Mapping]] = ..., cleared: _Optional[_Union[CacheCleared, _Mapping]] = ..., snapshot_complete: _Optional[_Union[SnapshotComplete, _Mapping]] = ...) -> None: ...
 
 class BlockStored(_message.Message):
-    __slots__ = ("key", "parent_key", "token_ids", "block_id")
+    __slots__ = ("key", "parent_key", "token_ids", "block_id", "tier")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_KEY_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     parent_key: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     block_id: int
-    def __init__(self, key: _Optional[bytes] = ..., parent_key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., block_id: _Optional[int] = ...) -> None: ...
+    tier: str
+    def __init__(self, key: _Optional[bytes] = ..., parent_key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., block_id: _Optional[int] = ..., tier: _Optional[str] = ...) -> None: ...
 
 class BlockRemoved(_message.Message):
-    __slots__ = ("key", "block_id")
+    __slots__ = ("key", "block_id", "tier")
     KEY_FIELD_NUMBER: _ClassVar[int]
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     block_id: int
-    def __init__(self, key: _Optional[bytes] = ..., block_id: _Optional[int] = ...) -> None: ...
+    tier: str
+    def __init__(self, key: _Optional[bytes] = ..., block_id: _Optional[int] = ..., tier: _Optional[str] = ...) -> None: ...
 
 class CacheCleared(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SnapshotComplete(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WatchKvEventsResponse(_message.Message):
-    __slots__ = ("events",)
+    __slots__ = ("events", "stream_id")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[KvEvent]
-    def __init__(self, events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ...) -> None: ...
+    stream_id: int
+    def __init__(self, events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., stream_id: _Optional[int] = ...) -> None: ...
