@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from octavo.errors import OctavoError
 from scheduler_svc.recorder.format import DamagedLog, LogReader, Record
 from scheduler_svc.recorder.replay import Difference, Replayer
 from scheduler_svc.recorder.values import UnknownField
-from scheduler_svc.recorder.worker_replay import Comparison, WorkerReplay
+from scheduler_svc.recorder.worker_replay import CannotReplay, Comparison, WorkerReplay
 from scheduler_svc.worker_client import LinkSettings
 
 SAME, DIFFERENT, UNREADABLE = 0, 1, 3
@@ -34,8 +33,8 @@ def main() -> int:
         return _fail(f"{arguments.file}: {error}", UNREADABLE)
     except OSError as error:
         return _fail(f"{arguments.file}: {error.strerror}", UNREADABLE)
-    except OctavoError as error:
-        return _fail(error.message, DIFFERENT)
+    except CannotReplay as error:
+        return _fail(str(error), DIFFERENT)
     except KeyboardInterrupt:
         return 130
 

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from octavo.errors import FailedPrecondition, Unavailable
 from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import Capacity, RowSetup, SeqId, StepPlan, StepResult
 from scheduler_svc.recorder.format import Kind, Record
@@ -20,6 +19,10 @@ from scheduler_svc.session import Answer, Session
 from scheduler_svc.worker_client import LinkSettings, WorkerClient
 
 CONNECT_SECONDS = 30.0
+
+
+class CannotReplay(Exception):
+    """The worker is not there, cannot run the log's plans, or failed; the text says which and the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class _Run:
 
 
 class WorkerReplay:
-    """Plays one log on the worker at an address. Raises FailedPrecondition, Unavailable."""
+    """Plays one log on the worker at an address. Raises CannotReplay."""
 
     def __init__(self, replayer: Replayer, settings: LinkSettings) -> None:
         self.comparison = Comparison()
@@ -109,7 +112,7 @@ class WorkerReplay:
                     if not session.closed:
                         break
         except TimeoutError:
-            raise Unavailable(f"worker: no session with {self._address} in {CONNECT_SECONDS:g} s") from None
+            raise CannotReplay(f"worker: no session with {self._address} in {CONNECT_SECONDS:g} s") from None
         check_fits(recorded, told)
         self.comparison.same_model &= told.model_fingerprint == recorded.model_fingerprint
         while not self._answers.empty():
@@ -132,13 +135,13 @@ class WorkerReplay:
                 async with asyncio.timeout(self._step_seconds):
                     answer = await self._answers.get()
             except TimeoutError:
-                raise Unavailable(f"worker: no answer to step {run.sent[0].step_id}") from None
+                raise CannotReplay(f"worker: no answer to step {run.sent[0].step_id}") from None
             if isinstance(answer, str):
-                raise Unavailable(f"worker: the session ended: {answer}")
+                raise CannotReplay(f"worker: the session ended: {answer}")
             plan = run.sent.popleft()
             got = answer.decoded.result
             if got.failure is not None:
-                raise FailedPrecondition(f"worker: step {plan.step_id} failed: {got.failure}")
+                raise CannotReplay(f"worker: step {plan.step_id} failed: {got.failure}")
             if plan.step_id == recorded.step_id and recorded.failure is None:
                 self._compare_tokens(run, plan, recorded, got)
 
@@ -180,12 +183,12 @@ class WorkerReplay:
 
 
 def check_fits(recorded: Capacity, told: worker_pb2.GetCapacityResponse) -> None:
-    """Raises FailedPrecondition when the worker cannot run the log's plans."""
+    """Raises CannotReplay when the worker cannot run the log's plans."""
     if told.block_size != recorded.block_size:
-        raise FailedPrecondition(
+        raise CannotReplay(
             f"block_size: the log's plans have {recorded.block_size}, worker {told.block_size}"
         )
     for name in ("num_blocks", "max_batch_tokens", "max_batch_seqs", "max_model_len"):
         needed, there = getattr(recorded, name), getattr(told, name)
         if there < needed:
-            raise FailedPrecondition(f"{name}: the log's plans need {needed}, the worker has {there}")
+            raise CannotReplay(f"{name}: the log's plans need {needed}, the worker has {there}")
