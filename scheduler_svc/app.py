@@ -75,6 +75,7 @@ class App:
                 grace_seconds=settings.worker_grace_seconds,
                 queue=QueueLimits(settings.max_queue_requests, settings.max_queue_tokens),
                 kv_readers=limits.kv_readers,
+                check_invariants=settings.check_invariants,
             ),
             self._metrics,
             _clock,

@@ -71,6 +71,9 @@ class Settings(BaseSettings):
     worker_grace_seconds: float = Field(60.0, ge=0, description="how long requests wait for a lost worker")
     drain_seconds: float = Field(30.0, ge=0, description="how long SIGTERM lets running requests finish")
 
+    check_invariants: Literal["every-step", "idle", "off"] = Field(
+        "idle", description="when the invariants of the KV cache are checked: every-step, idle or off"
+    )
     record: str = Field(
         "", description="file for the log of the core's inputs, for `octavo replay`; empty: none"
     )

@@ -18,6 +18,7 @@ from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.inputs import Inputs, worker_lost
+from scheduler_svc.invariant_watch import InvariantWatch
 from scheduler_svc.kv_stream import KvEvents
 from scheduler_svc.metrics import ShellMetrics
 from scheduler_svc.requests import Branch, QueueLimits, Record, Requests
@@ -33,12 +34,13 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """grace_seconds: how long requests outlive their worker. queue: bounds on what waits. kv_readers: of
-    WatchKvEvents at once.
+    WatchKvEvents at once. check_invariants: every-step, idle or off.
     """
 
     grace_seconds: float = 60.0
     queue: QueueLimits = field(default_factory=QueueLimits)
     kv_readers: int = 16
+    check_invariants: str = "idle"
 
 
 class Engine:
@@ -60,7 +62,8 @@ class Engine:
         self._metrics = metrics
         self._clock = clock
         self._requests = Requests(settings.queue)
-        self._inputs = Inputs(scheduler, self._requests, metrics, readiness, clock())
+        watch = InvariantWatch(metrics, settings.check_invariants)
+        self._inputs = Inputs(scheduler, self._requests, metrics, readiness, clock(), watch)
         self._wake = asyncio.Event()
         self._alarm = Alarm(clock, self._wake.set)
         self._outboxes: set[Outbox] = set()

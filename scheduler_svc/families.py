@@ -31,6 +31,12 @@ def families(
     yield _gauge(
         "kv_blocks_leaked", "Blocks in no state at the last audit of an idle pool.", shell.leaked_blocks
     )
+    yield _counters(
+        "invariant_violations",
+        "What checks of the KV cache's invariants found broken.",
+        ["invariant"],
+        {(key,): n for key, n in shell.invariant_violations.items()},
+    )
     yield from _flow(stats)
     yield from _ages(stats)
     yield from _queue(stats, shell)

@@ -16,6 +16,7 @@ from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import Capacity, Epoch, FinishReason, StepPlan, TokenEvents
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.delivery import Bundle, Delivery
+from scheduler_svc.invariant_watch import InvariantWatch
 from scheduler_svc.logprobs import StepLogprobs
 from scheduler_svc.metrics import ShellMetrics
 from scheduler_svc.requests import Record, Requests
@@ -25,9 +26,6 @@ from scheduler_svc.timers import QueueDeadlines
 
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 1.0
-_AUDIT_SECONDS = 60.0
-_AUDITED_BLOCKS = 16_384
-"""An audit of a larger pool would hold the loop for too long."""
 
 
 class Inputs:
@@ -40,8 +38,10 @@ class Inputs:
         metrics: ShellMetrics,
         readiness: Callable[[bool], None],
         now: float,
+        watch: InvariantWatch,
     ) -> None:
         self.core = core
+        self._watch = watch
         self.requests = requests
         self.delivery = Delivery(requests, metrics)
         self.deadlines = QueueDeadlines()
@@ -54,7 +54,6 @@ class Inputs:
         self.reset_worker: Callable[[str], None] = lambda reason: None
         self._metrics = metrics
         self._readiness = readiness
-        self._next_audit = 0.0
 
     def collect(self, events: TokenEvents | None = None, logprobs: StepLogprobs | None = None) -> None:
         """Bundles the events of a result, if there is one, with what the core has said since."""
@@ -128,7 +127,7 @@ class Inputs:
     # ---- steps
 
     def plan(self, now: float) -> StepPlan | None:
-        plan = self.core.schedule(now)
+        plan = self._watch.schedule(self.core, now)
         self.collect()
         return plan
 
@@ -210,14 +209,8 @@ class Inputs:
         """Checks the core's invariants now and then; to be called while nothing runs. Costs a walk over all
         blocks.
         """
-        worker = self.worker
-        if now < self._next_audit or worker is None or worker.num_blocks > _AUDITED_BLOCKS:
-            return
-        self._next_audit = now + _AUDIT_SECONDS
-        found = self.core.audit()
-        self._metrics.leaked_blocks = found.leaked
-        for violation in found.violations:
-            _log.error("invariant broken: %s", violation)
+        if self.worker is not None:
+            self._watch.idle(self.core, self.worker.num_blocks, now)
 
     def end_waiting_for_worker(self, now: float) -> None:
         """The grace period is over."""

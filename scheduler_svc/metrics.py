@@ -25,6 +25,7 @@ ODDITIES = (
     "malformed_tokens", "missing_tokens", "extra_tokens", "invalid_token",
     "missing_logprobs",
 )  # fmt: skip
+INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "other")
 STEP_FAILURES = ("INVALID_PLAN", "STALE_SESSION", "OUT_OF_MEMORY", "DEVICE_ERROR", "UNSPECIFIED")
 
 _FAST = (
@@ -81,6 +82,7 @@ class ShellMetrics:
         self.delivered_tokens = 0
         self.undelivered_tokens = 0
         self.leaked_blocks = 0
+        self.invariant_violations = dict.fromkeys(INVARIANTS, 0)
         self.epoch_changes = 0
         self.sessions = 0
         self.batch_sequences = Histogram(_SIZES)
@@ -114,3 +116,8 @@ class ShellMetrics:
 
     def step_failed(self, reason: str) -> None:
         self.step_failures[reason if reason in self.step_failures else "UNSPECIFIED"] += 1
+
+    def invariant_broken(self, violation: str) -> None:
+        """A check found something; its text begins with the invariant's name where it has one."""
+        name = violation.partition(":")[0]
+        self.invariant_violations[name if name in self.invariant_violations else "other"] += 1

@@ -37,6 +37,7 @@ _HELP = {
     "depth": "steps in flight, 1 or 2 (2)",
     "hash-seed": "seed of the prefix index's hash in hex",
     "max-queue-requests": "waiting requests at most; more are refused",
+    "check-invariants": "every-step, idle or off (idle)",
     "record": "file for the log of the scheduler's inputs, for octavo replay",
 }
 

@@ -48,6 +48,7 @@ SCHEDULER_FLAGS = (
     "depth",
     "hash-seed",
     "max-queue-requests",
+    "check-invariants",
     "record",
 )
 SCHEDULER_SWITCHES = ("no-prefix-cache",)

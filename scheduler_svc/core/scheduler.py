@@ -15,10 +15,11 @@ from scheduler_svc.core.admission import refusal_of, refusal_of_empty
 from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.batch_builder import Chunk
 from scheduler_svc.core.block_hash import HashFunction, xxh3_128
+from scheduler_svc.core.checks import Checks, Ledger
 from scheduler_svc.core.explanation import Explanation, explain
 from scheduler_svc.core.in_flight import Step
 from scheduler_svc.core.inspection import blocks_of, pool_map_of, stats_of, view_of
-from scheduler_svc.core.invariants import Audit, audit, check_plan
+from scheduler_svc.core.invariants import Audit
 from scheduler_svc.core.kv_feed import KvFeed
 from scheduler_svc.core.lifecycle import Lifecycle
 from scheduler_svc.core.plan import (
@@ -67,6 +68,7 @@ class Scheduler:
         self._results = ResultTaker(self._lifecycle, self._counters)
         self._last_step = 0
         self.kv_feed = KvFeed(self._lifecycle, self._settle)
+        self._checks = Checks(self._lifecycle, self._counters, self._settle)
 
     # What the shell tells
 
@@ -255,12 +257,15 @@ class Scheduler:
 
     def audit(self) -> Audit:
         """Checks the invariants of the whole state; costs a walk over all blocks."""
-        self._settle()
-        return audit(self._lifecycle)
+        return self._checks.audit(self._last_step)
 
     def check_plan(self, plan: StepPlan) -> list[str]:
         """What is wrong with a plan just made; for tests and for sampling in production."""
-        return check_plan(self._lifecycle, plan)
+        return self._checks.check_plan(plan)
+
+    def ledger(self) -> Ledger | None:
+        """What an allocation may change, for `changed_by_failure`; costs a walk over all blocks."""
+        return self._checks.ledger()
 
     def stats(self) -> PoolStats:
         self._settle()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scheduler_svc.core.block_hash import HashFunction, xxh3_128
+from scheduler_svc.core.checks import changed_by_failure
 from scheduler_svc.core.plan import (
     Capacity,
     Epoch,
@@ -127,8 +128,12 @@ class CoreDriver:
 
     def schedule(self) -> StepPlan | None:
         """The next plan, checked and obeyed by the worker, whose answer waits in `in_flight`."""
+        before = self.core.ledger()
         plan = self.core.schedule(0.0)
-        if plan is not None:
+        if plan is None:
+            wrong = changed_by_failure(before, self.core.ledger())
+            assert not wrong, wrong
+        else:
             wrong = self.core.check_plan(plan)
             assert not wrong, wrong
             assert self.kv is not None

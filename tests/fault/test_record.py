@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from octavo.v1 import inference_pb2 as pb
+from tests.e2e.metrics import scrape, total
 from tests.e2e.processes import REPOSITORY, Processes, child_environment
 from tests.e2e.rig import SMALL, prompt_of, rig_at, seat_scheduler, wanted
 from tests.e2e.service import request
@@ -41,7 +42,9 @@ def messages(count: int) -> list[pb.GenerateRequest]:
 async def record(processes: Processes, model: Path, *flags: str) -> Path:
     """The log of a service whose worker is in trouble all the time."""
     log = processes.folder / "flight.log"
-    seat = await asyncio.to_thread(seat_scheduler, processes, model, "--record", str(log), *flags)
+    seat = await asyncio.to_thread(
+        seat_scheduler, processes, model, "--record", str(log), "--check-invariants", "every-step", *flags
+    )
     draw = random.Random(11)
     async with rig_at(seat, TINY_POOL) as rig:
         rig.fake.step_delay = 0.001
@@ -52,6 +55,8 @@ async def record(processes: Processes, model: Path, *flags: str) -> Path:
         await rig.service.wait_ready()
         await ends
         await rig.service.wait_idle()
+        samples = await asyncio.to_thread(scrape, seat.metrics_url)
+        assert total(samples, "octavo_invariant_violations_total") == 0
     assert await asyncio.to_thread(seat.process.stop) == 0
     return log
 

@@ -65,7 +65,12 @@ def test_every_public_call_of_the_core_is_recorded_or_known_to_change_nothing() 
     assert recorded <= public
     assert "_settle" in vars(RecordedScheduler)
     methods = {node.name: node for node in ast.walk(SOURCE) if isinstance(node, ast.FunctionDef)}
-    looks = {name for name in public - recorded - PURE if ast.unparse(methods[name]).count("self._settle()")}
+    settling = ("self._settle()", "self._checks.audit(", "self._checks.ledger(")
+    looks = {
+        name
+        for name in public - recorded - PURE
+        if any(call in ast.unparse(methods[name]) for call in settling)
+    }
     assert public - recorded - looks == PURE
 
 
