@@ -12,6 +12,8 @@ TEST_ARGS ?=
 DEMO_ARGS ?=
 SERVE_ARGS ?=
 BENCH_ARGS ?=
+# Of test-operations: --operations N, --processes P, --seed S, --piece K.
+OPERATIONS_ARGS ?=
 # Of the GPU benchmark: weights are drawn, so config.json and a tokenizer are enough.
 GPU_MODEL ?= models/Qwen3-0.6B
 
@@ -27,7 +29,7 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long check fix protos bench-core bench-record bench-cpu bench-gpu test-gpu compose-test sanitize doctor clean distclean setup model
+.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-record bench-cpu bench-gpu test-gpu compose-test sanitize doctor clean distclean setup model
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,7 +45,10 @@ serve: $(RUNTIME) $(MODEL_READY) ## run a worker and a scheduler until Ctrl-C
 test: $(DEV) $(DEMO_MODEL)/model.gguf ## set up and run the tests
 	$(PYTEST) -m "not long and not gpu" $(TEST_ARGS)
 
-test-long: $(DEV) $(DEMO_MODEL)/model.gguf ## all settings, 10 times the operations; takes long
+test-operations: $(DEV) ## a million random operations on the scheduling core, on all processors; OPERATIONS_ARGS
+	$(BIN)/python -m tests.long.operations $(OPERATIONS_ARGS)
+
+test-long: $(DEV) $(DEMO_MODEL)/model.gguf test-operations ## a million random operations, then all tests at full length
 	$(PYTEST) -m "not gpu" --timeout 3600 --hypothesis-profile drawn $(TEST_ARGS)
 
 check: $(DEV) ## lint, format, types, import contracts, schemas

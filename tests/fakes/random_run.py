@@ -26,21 +26,22 @@ class Mix:
 
 
 WEIGHTS = {
-    "add": 10,
-    "schedule": 8,
-    "answer": 8,
-    "go_on": 14,
+    "add": 20,
+    "schedule": 16,
+    "answer": 20,
+    "go_on": 50,
     "fail_rows": 2,
     "too_few_tokens": 1,
-    "wrong_order": 2,
+    "wrong_order": 4,
     "odd_answer": 1,
     "fail_step": 1,
     "lose_worker": 1,
-    "bring_worker": 20,
+    "bring_worker": 60,
     "abort": 4,
-    "stop": 3,
+    "stop": 4,
     "flush": 1,
 }
+"""Likelihoods among the operations that can be done at a moment."""
 
 
 def random_config(chance: random.Random, **fields: object) -> SchedulerConfig:
