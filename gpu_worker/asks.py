@@ -38,6 +38,7 @@ class RowAsks:
         self._filtered = np.zeros(max_rows, np.bool_)
         self._adjusted = np.zeros(max_rows, np.bool_)
         self._adjusted_until = np.zeros(max_rows, np.int64)  # output position; meaningful while _adjusted
+        self._constrained = np.zeros(max_rows, np.bool_)
         self._prompts: dict[int, tuple[int, Int32Array]] = {}
 
     def set_up(self, setup: RowSetup) -> None:
@@ -51,23 +52,33 @@ class RowAsks:
         lasts = given.penalises or given.bias_ids
         self._adjusted_until[row] = np.iinfo(np.int64).max if lasts else given.min_tokens
         self.logprobs[row] = given.logprobs
+        self._constrained[row] = bool(given.grammar)
         if given.prompt_logprobs >= 0:
             self._prompts[row] = (given.prompt_logprobs, setup.prompt_ids)
 
     def release(self, rows: Int32Array) -> None:
-        self._filtered[rows] = self._adjusted[rows] = False
+        self._filtered[rows] = self._adjusted[rows] = self._constrained[rows] = False
         self.logprobs[rows] = -1
         if self._prompts:
             for row in rows.tolist():
                 self._prompts.pop(row, None)
 
     def clear(self) -> None:
-        self._filtered[:] = self._adjusted[:] = False
+        self._filtered[:] = self._adjusted[:] = self._constrained[:] = False
         self.logprobs[:] = -1
         self._prompts.clear()
 
+    def constrained(self, rows: Int32Array) -> npt.NDArray[np.int64]:
+        """Places among the samples that follow a grammar."""
+        return np.flatnonzero(self._constrained[rows])
+
+    def changed(self, rows: Int32Array, output_positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Places among the samples whose logits are changed or masked before they are drawn from."""
+        adjusted, constrained = self.adjusted(rows, output_positions), self.constrained(rows)
+        return np.union1d(adjusted, constrained) if len(constrained) else adjusted
+
     def adjusted(self, rows: Int32Array, output_positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Places among the samples whose logits are changed before they are drawn from."""
+        """Places among the samples whose logits bias, suppressed ids or penalties change."""
         flags = self._adjusted[rows]
         if not flags.any():
             return _NONE
@@ -76,10 +87,7 @@ class RowAsks:
     def special(self, rows: Int32Array, output_positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Places among the samples that are drawn by more than greedy or temperature."""
         flags = self._filtered[rows]
-        adjusted = self.adjusted(rows, output_positions)
-        if not len(adjusted):
-            return np.flatnonzero(flags)
-        flags[adjusted] = True
+        flags[self.changed(rows, output_positions)] = True
         return np.flatnonzero(flags)
 
     def with_logprobs(self, rows: Int32Array) -> npt.NDArray[np.int64]:

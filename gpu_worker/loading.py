@@ -15,6 +15,7 @@ from gpu_worker import cpu_choice
 from gpu_worker.config import Settings
 from gpu_worker.device import DTYPES, Device, open_device
 from gpu_worker.errors import SettingsError
+from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.kv_pool import LAYOUT, KvPool, PoolRequest, PoolSize, bytes_per_block, size_pool
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.models import loader
@@ -114,11 +115,20 @@ def load(found: Examined) -> Loaded:
         max_model_len=found.max_model_len,
         vocab_size=found.config.vocab_size,
     )
-    runner = ModelRunner(found.device, decoder, pool, found.kernels, limits)
+    runner = ModelRunner(found.device, decoder, pool, found.kernels, limits, _grammars(found))
     runner.warm_up()
     _capture(found, runner)
     _report(found, size, time.monotonic() - started)
     return Loaded(runner, size, _capacity(found, size))
+
+
+def _grammars(found: Examined) -> GrammarCompiler | None:
+    """What compiles grammars, where the model folder has a tokenizer and the model an end."""
+    path = found.files.path
+    tokenizer = (path if path.is_dir() else path.parent) / "tokenizer.json"
+    if not tokenizer.is_file() or not found.config.eos_token_ids:
+        return None
+    return GrammarCompiler(tokenizer, found.config.vocab_size, found.config.eos_token_ids)
 
 
 def _loaded_decoder(found: Examined) -> Decoder | CpuDecoder:

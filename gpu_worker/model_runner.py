@@ -15,6 +15,7 @@ from torch import Tensor
 from gpu_worker.asks import PromptSpan
 from gpu_worker.attention import StepAttention
 from gpu_worker.device import Device, Marker
+from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.graph_runner import GraphRunner, StepProgram
 from gpu_worker.input_buffers import InputBuffers, StepTensors
 from gpu_worker.kv_pool import KvPool
@@ -100,8 +101,15 @@ class ModelRunner:
     """
 
     def __init__(
-        self, device: Device, decoder: Decoder | CpuDecoder, pool: KvPool, kernels: Kernels, limits: Limits
+        self,
+        device: Device,
+        decoder: Decoder | CpuDecoder,
+        pool: KvPool,
+        kernels: Kernels,
+        limits: Limits,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """grammars None: rows that have one fail."""
         self.device = device
         self.decoder = decoder
         self.pool = pool
@@ -112,7 +120,7 @@ class ModelRunner:
             self.fused = FusedDecoder(decoder, pool, kernels, kernels.fused)
         self._graphs: GraphRunner | None = None
         self._buffers = InputBuffers(device, self.rows)
-        self._stage = SampleStage(device, self.rows, self._buffers)
+        self._stage = SampleStage(device, self.rows, self._buffers, grammars)
         self._last_end: Marker | None = None
 
     def reset(self) -> None:

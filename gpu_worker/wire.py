@@ -41,6 +41,7 @@ class Sampling:
     min_tokens: int = 0
     logprobs: int = -1
     prompt_logprobs: int = -1
+    grammar: str = ""
 
     @property
     def penalises(self) -> bool:
@@ -225,6 +226,7 @@ def _setup(setup: worker_pb2.RowSetup) -> RowSetup:
         min_tokens=given.min_tokens,
         logprobs=given.logprobs if given.HasField("logprobs") else -1,
         prompt_logprobs=given.prompt_logprobs if given.HasField("prompt_logprobs") else -1,
+        grammar=setup.grammar,
     )
     if not (setup.prompt_ids or setup.output_ids):
         return RowSetup(setup.row, setup.prompt_len, sampling)

@@ -14,10 +14,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from octavo.errors import OctavoError, Unavailable
+from octavo.errors import FailedPrecondition, OctavoError, Unavailable
 from octavo.v1 import inference_pb2
 from scheduler_svc.core.plan import NewRequest, SamplingParams, SeqId
 from scheduler_svc.engine import Engine
+from scheduler_svc.grammar import grammar_of
 from scheduler_svc.limits import (
     ChatPrompt,
     CheckedRequest,
@@ -91,11 +92,12 @@ class Intake:
             checked = check_generate(request, self.limits, facts)
         else:
             checked = await self._in_thread(check_generate, request, self.limits, facts)
+        grammar = await self._grammar(checked)
         prompt = await self.encode(checked.prompt)
         check_prompt(prompt, checked, self.limits, facts)
         record = Record(
             request_id=checked.request_id or secrets.token_hex(8),
-            request=self._new_request(checked, prompt),
+            request=self._new_request(checked, prompt, grammar),
             outbox=outbox,
             emitters=[self._emitter(checked) for _ in range(checked.n)],
             include_stop_token=checked.include_stop,
@@ -135,12 +137,28 @@ class Intake:
             continues=not isinstance(checked.prompt, ChatPrompt),
         )
 
+    async def _grammar(self, checked: CheckedRequest) -> str:
+        """What the output has to match, empty for anything. A grammar is checked in a thread."""
+        if checked.response_format is None:
+            return ""
+        kind, text = checked.response_format
+        worker = self._engine.worker
+        if worker is None or not worker.eos_token_ids:
+            raise FailedPrecondition(
+                f"response_format.{kind}: the model has no EOS token to end an answer with",
+                reason="NO_EOS_TOKEN",
+                field=f"response_format.{kind}",
+            )
+        return await self._in_thread(grammar_of, kind, text)
+
     def _logprobs(self, checked: CheckedRequest, prompt_len: int) -> LogprobWriter | None:
         if checked.logprobs is None and checked.prompt_logprobs is None:
             return None
         return LogprobWriter(checked.logprobs, checked.prompt_logprobs, prompt_len, self._text.token_bytes)
 
-    def _new_request(self, checked: CheckedRequest, prompt: npt.NDArray[np.int32]) -> NewRequest:
+    def _new_request(
+        self, checked: CheckedRequest, prompt: npt.NDArray[np.int32], grammar: str
+    ) -> NewRequest:
         worker = self._engine.worker
         assert worker is not None
         eos = self._text.eos_token_ids | frozenset(worker.eos_token_ids)
@@ -168,6 +186,7 @@ class Intake:
                 min_tokens=checked.min_tokens,
                 logprobs=checked.logprobs,
                 prompt_logprobs=checked.prompt_logprobs,
+                grammar=grammar,
             ),
             priority=checked.priority,
             namespace=checked.cache_salt,

@@ -73,7 +73,7 @@ def encode_plan(
 
 
 def _encode_setup(setup: RowSetup, message: worker_pb2.RowSetup) -> None:
-    message.row, message.prompt_len = setup.row, setup.prompt_len
+    message.row, message.prompt_len, message.grammar = setup.row, setup.prompt_len, setup.sampling.grammar
     if setup.token_ids.size:
         message.prompt_ids = arrays.encode(setup.token_ids[: setup.prompt_len])
         message.output_ids = arrays.encode(setup.token_ids[setup.prompt_len :])

@@ -20,7 +20,7 @@ MIB = 1 << 20
 LARGEST_MESSAGE = (1 << 31) - 1
 """What gRPC can carry at all."""
 
-_SETUP_BYTES = 160
+_SETUP_BYTES = 160 + (1 << 18)  # with a grammar: 64 KiB of text, each character escaped once or twice
 _BIAS_BYTES = 8 * 1024 + 4 * 256  # of logit_bias, and of the ids that min_tokens suppresses
 _LOGPROB_BYTES = 8 * (1 + 20)  # of one position
 _ENVELOPE_BYTES = 4096

@@ -90,7 +90,7 @@ class SamplingParams:
 
     Penalties 0, repetition_penalty 1 and no logit_bias, (id, value) pairs, change nothing. suppressed_ids are
     not sampled before min_tokens are out. logprobs, prompt_logprobs: alternatives to report, None for none of
-    it.
+    it. grammar: what the output has to match, in the worker's own form, empty for anything.
     """
 
     temperature: float = 1.0
@@ -106,12 +106,13 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: str = ""
 
     @property
     def needs_history(self) -> bool:
         """Whether the worker needs the ids of prompt and output to sample on."""
         penalises = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
-        return bool(penalises) or self.prompt_logprobs is not None
+        return bool(penalises or self.grammar) or self.prompt_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ def check_generate(request: pb.GenerateRequest, limits: Limits, model: ModelFact
         logit_bias=_logit_bias(sampling, limits, model),
         logprobs=_logprobs(output, "logprobs", limits),
         prompt_logprobs=_logprobs(output, "prompt_logprobs", limits),
+        response_format=_response_format(request.response_format, min_tokens, limits),
     )
-    _check_response_format(request.response_format, limits)
     if checked.n > 1:
         raise not_built("n", checked.n)
     return checked
@@ -148,10 +148,15 @@ def _logprobs(output: pb.OutputOptions, name: str, limits: Limits) -> int | None
     return whole(f"output.{name}", getattr(output, name), 0, limits.top_logprobs)
 
 
-def _check_response_format(response_format: pb.ResponseFormat, limits: Limits) -> None:
+def _response_format(
+    response_format: pb.ResponseFormat, min_tokens: int, limits: Limits
+) -> tuple[str, str] | None:
+    """Its kind and text. A grammar says itself when the output may end."""
     kind = response_format.WhichOneof("format")
     if kind is None:
-        return
-    field = f"response_format.{kind}"
-    at_most(field, len(getattr(response_format, kind).encode()), limits.response_format_bytes, "bytes")
-    raise not_built(field, "constrained output")
+        return None
+    field, text = f"response_format.{kind}", getattr(response_format, kind)
+    at_most(field, len(text.encode()), limits.response_format_bytes, "bytes")
+    if min_tokens:
+        raise refuse("stopping.min_tokens", f"{min_tokens} beside {field}, which says when the output ends")
+    return kind, text

@@ -84,8 +84,8 @@ class CheckedRequest:
     """A GenerateRequest within all limits that can be seen before tokenisation.
 
     request_id: empty when the server draws it. seed None: the server draws it. top_k 0: all tokens (a top_k
-    that covers the vocabulary too). max_tokens None: to the context limit. queue_timeout: seconds, None for
-    no bound.
+    that covers the vocabulary too). response_format: its kind and text. max_tokens None: to the context
+    limit. queue_timeout: seconds, None for no bound.
     """
 
     request_id: str
@@ -114,6 +114,7 @@ class CheckedRequest:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    response_format: tuple[str, str] | None = None
 
     def ending_ids(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """The ids that end a sequence: ignore_eos silences the model's own, never those of the request."""

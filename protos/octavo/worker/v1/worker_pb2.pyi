@@ -171,18 +171,20 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[bytes] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., suppressed_ids: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class RowSetup(_message.Message):
-    __slots__ = ("row", "prompt_len", "sampling", "prompt_ids", "output_ids")
+    __slots__ = ("row", "prompt_len", "sampling", "prompt_ids", "output_ids", "grammar")
     ROW_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     row: int
     prompt_len: int
     sampling: SamplingParams
     prompt_ids: bytes
     output_ids: bytes
-    def __init__(self, row: _Optional[int] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ...) -> None: ...
+    grammar: str
+    def __init__(self, row: _Optional[int] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class BlockOps(_message.Message):
     __slots__ = ("swap_out_pairs", "copy_pairs", "swap_in_pairs", "zero_blocks")

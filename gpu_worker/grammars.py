@@ -1,0 +1,135 @@
+"""Grammars of constrained output: which tokens a row may sample next.
+
+Owns the matchers of the rows that have one, their compilation in a thread, and the catching up with tokens
+that the device has drawn; knows neither logits nor plans. Invariant: a mask belongs to exactly the tokens
+that its row has sampled; a row whose matcher cannot go on allows nothing, so that it fails alone.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import llguidance.numpy as masks_of
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+from gpu_worker.device import Download, Marker
+from gpu_worker.wire import Int32Array, RowSetup
+from octavo.grammars import LIMITS
+
+_KEPT = 64
+"""Compiled grammars that are kept for rows to come."""
+_MOST_THREADS = 8
+
+
+class GrammarCompiler:
+    """Compiles for one tokenizer, whose table is built in the same thread. eos_ids: what may end a text."""
+
+    def __init__(self, tokenizer: Path, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._tokenizer = self._thread.submit(_read_tokenizer, tokenizer, vocab_size, list(eos_ids))
+        self._known: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+
+    def start(self, grammar: str) -> "Future[LLMatcher]":
+        """A matcher at its beginning, to be copied; the same for rows with the same grammar."""
+        found = self._known.get(grammar)
+        if found is None:
+            found = self._known[grammar] = self._thread.submit(self._compile, grammar)
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(grammar)
+        return found
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+
+
+def _read_tokenizer(path: Path, vocab_size: int, eos_ids: list[int]) -> LLTokenizer:
+    return LLTokenizer(path.read_text(encoding="utf-8"), n_vocab=vocab_size, eos_token=eos_ids)
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """history: tokens that the matcher is still to take in. matcher None: not asked for yet, or lost."""
+
+    compiled: "Future[LLMatcher] | None"
+    history: list[int]
+    matcher: LLMatcher | None = None
+
+    def ready(self) -> LLMatcher | None:
+        """The matcher after all tokens so far; None when it cannot go on. May wait for the compilation."""
+        if self.compiled is not None:
+            compiled, self.compiled = self.compiled, None
+            if compiled.exception() is None:
+                self.matcher = compiled.result().deep_copy()
+        for token in self.history:
+            self.take(token)
+        self.history.clear()
+        return None if self.matcher is None or self.matcher.is_error() else self.matcher
+
+    def take(self, token: int) -> None:
+        """One token more. What comes after the end (an EOS id again, an overshoot) is no matter of the
+        grammar's.
+        """
+        if self.matcher is not None and not self.matcher.is_stopped():
+            self.matcher.consume_token(token)
+
+
+class Grammars:
+    """The rows of one session that have a grammar. compiler None: this worker has no tokenizer."""
+
+    def __init__(self, compiler: GrammarCompiler | None, vocab_size: int) -> None:
+        self._compiler = compiler
+        self._width = -(-vocab_size // 32)
+        self._rows: dict[int, _Row] = {}
+        self._drawn: list[tuple[list[_Row], Download, Marker]] = []
+        self._executor: LLExecutor | None = None
+
+    def set_up(self, setup: RowSetup) -> None:
+        if setup.sampling.grammar:
+            compiled = None if self._compiler is None else self._compiler.start(setup.sampling.grammar)
+            self._rows[setup.row] = _Row(compiled, setup.output_ids.tolist())
+
+    def release(self, rows: Int32Array) -> None:
+        if self._rows:
+            for row in rows.tolist():
+                self._rows.pop(row, None)
+
+    def clear(self) -> None:
+        """Forgets every row; legal once the device has finished all steps."""
+        self._rows.clear()
+        self._drawn.clear()
+
+    def masks(self, rows: Sequence[int]) -> Int32Array:
+        """[n, ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is set where a row may sample token i.
+
+        Waits for the tokens of the steps before, which no other call of a launch does.
+        """
+        self._catch_up()
+        found = np.zeros((len(rows), self._width), np.int32)
+        matchers = [self._rows[row].ready() for row in rows]
+        at_work = [(matcher, place) for place, matcher in enumerate(matchers) if matcher is not None]
+        if at_work:
+            self._executor = self._executor or LLExecutor(min(_MOST_THREADS, os.cpu_count() or 1))
+            masks_of.fill_next_token_bitmask_par(self._executor, at_work, found)
+        for matcher, place in at_work:
+            if matcher.is_error():
+                found[place] = 0
+        return found
+
+    def sampled(self, rows: Sequence[int], tokens: Download, drawn: Marker) -> None:
+        """What these rows sample in the step being launched; tokens can be read once `drawn` was waited
+        for.
+        """
+        self._drawn.append(([self._rows[row] for row in rows], tokens, drawn))
+
+    def _catch_up(self) -> None:
+        drawn, self._drawn = self._drawn, []
+        for rows, tokens, marker in drawn:
+            marker.wait()
+            for row, token in zip(rows, tokens.read().tolist(), strict=True):
+                row.history.append(token)
