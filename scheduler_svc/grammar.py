@@ -43,12 +43,20 @@ def grammar_of(kind: str, text: str) -> str:
 def _translated(kind: str, text: str) -> str:
     if kind == "json_schema":
         schema = json.loads(text)
-        if not isinstance(schema, dict | bool):
-            raise ValueError(f"a schema is an object or a boolean, not {type(schema).__name__}")
+        if not isinstance(schema, dict):
+            raise ValueError(f"a schema is an object, not {type(schema).__name__}")
         return LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)  # type: ignore[arg-type]
     if kind == "regex":
         return LLMatcher.grammar_from_regex(text)
-    return LLMatcher.grammar_from_lark(any_to_lark(text) if "::=" in text else text)
+    return LLMatcher.grammar_from_lark(_lark_of(text) if "::=" in text else text)
+
+
+def _lark_of(gbnf: str) -> str:
+    """Raises ValueError for whatever the converter raises, which is mostly a bare Exception."""
+    try:
+        return any_to_lark(gbnf)
+    except Exception as error:  # noqa: BLE001
+        raise ValueError(str(error)) from None
 
 
 def _invalid(field: str, why: str) -> InvalidArgument:

@@ -61,6 +61,8 @@ def with_asks(message: pb.GenerateRequest, number: int) -> pb.GenerateRequest:
         case 6:
             sampling.logit_bias.update({7: 3.0, 8: -100.0, 9: 2.5})
             sampling.frequency_penalty = 1.5
+        case 4:
+            message.response_format.regex = "([a-z]{1,3}[0-9] ){2,40}"
         case 7:
             message.output.logprobs, message.output.prompt_logprobs = 0, 1
     return message
