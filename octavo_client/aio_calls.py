@@ -11,7 +11,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from typing import Any, Self
 
 import grpc
+import grpc.aio
 
+from octavo.interceptors import REQUEST_ID_METADATA
 from octavo.v1 import inference_pb2 as pb
 from octavo_client import convert, types
 from octavo_client.batch import BatchBook, HandedOver
@@ -37,6 +39,17 @@ class AsyncStream:
             return convert.from_event(await anext(self._responses))
         except grpc.RpcError as error:
             raise from_call(error, self._target) from None
+
+    async def queued(self) -> None:
+        """Waits until the server has checked the request and put it into its queue, before any event.
+
+        Raises an OctavoError when it was refused.
+        """
+        metadata = await self._call.initial_metadata()
+        if not any(key == REQUEST_ID_METADATA for key, _ in metadata or ()):
+            code, details = await self._call.code(), await self._call.details()
+            trailing = await self._call.trailing_metadata()
+            raise from_call(grpc.aio.AioRpcError(code, metadata, trailing, details), self._target)
 
     def cancel(self) -> None:
         """Ends the request at the server. Safe at any time."""

@@ -276,7 +276,7 @@ def _set(message: Any, field: str, value: object, name: str = "") -> None:
         setattr(message, field, value)
     except (ValueError, TypeError, OverflowError):
         raise InvalidArgument(
-            f"{name or field}: {value!r} does not fit the field", field=name or field
+            f"{name or field}: {value!r:.60} does not fit the field", field=name or field
         ) from None
 
 
@@ -286,7 +286,7 @@ def _extend(target: Any, values: Sequence[object], name: str) -> None:
             target.append(value)
         except (ValueError, TypeError, OverflowError):
             raise InvalidArgument(
-                f"{name}[{position}]: {value!r} does not fit the field", field=name
+                f"{name}[{position}]: {value!r:.60} does not fit the field", field=name
             ) from None
 
 

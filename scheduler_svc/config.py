@@ -4,21 +4,20 @@ Owns every setting's name, default and bound; knows no service object. Invariant
 complete, frozen and free of contradictions, and nobody writes to it.
 """
 
-import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from octavo import transport
-from octavo.environment import PREFIX, unknown_names
+from octavo import settings, transport
+from octavo.environment import PREFIX
+from octavo.settings import flag_of
 
 PROGRAM = "scheduler_svc"
+DESCRIPTION = "Octavo's scheduler service: serves gRPC and plans every step of the worker."
 
 
 class Settings(BaseSettings):
@@ -113,60 +112,12 @@ class Settings(BaseSettings):
         return self
 
 
-def _require(settings: Settings, smaller: str, larger: str, why: str) -> None:
-    low, high = getattr(settings, smaller), getattr(settings, larger)
+def _require(made: Settings, smaller: str, larger: str, why: str) -> None:
+    low, high = getattr(made, smaller), getattr(made, larger)
     if low > high:
         raise ValueError(f"{flag_of(smaller)} {low} is above {flag_of(larger)} {high}: {why}")
 
 
-def flag_of(name: str) -> str:
-    """The command line flag of a field."""
-    return "--" + name.replace("_", "-")
-
-
 def load(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings of a command line. Exits with status 2 and one line for each problem; 0 after --help."""
-    parser = _parser()
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    for name in unknown_names(environ):
-        parser.error(f"{name}: no program of this repository reads it")
-    try:
-        return Settings(**given)
-    except ValidationError as error:
-        lines = "\n".join(_problem(problem) for problem in error.errors())
-        parser.error(lines)
-
-
-def _problem(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
-    if not where:
-        return str(message)
-    value = "" if problem["type"] == "missing" else f" {problem['input']}"
-    return f"{flag_of(where)}{value}: {message}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {PROGRAM}",
-        description="Octavo's scheduler service: serves gRPC and plans every step of the worker.",
-        epilog=f"Each flag is a variable too: {PREFIX} and its name in capitals, as {PREFIX}DEPTH=1.",
-        allow_abbrev=False,
-    )
-    for name, field in Settings.model_fields.items():
-        parser.add_argument(flag_of(name), dest=name, help=_help(field), **_kind(field))
-    return parser
-
-
-def _kind(field: FieldInfo) -> dict[str, Any]:
-    if field.annotation is bool:
-        return {"action": argparse.BooleanOptionalAction, "default": None}
-    choices = get_args(field.annotation)
-    return {"metavar": "|".join(choices) if choices else getattr(field.annotation, "__name__", "").upper()}
-
-
-def _help(field: FieldInfo) -> str:
-    text = (field.description or "").replace("%", "%%")
-    if field.default is PydanticUndefined:
-        return f"{text} (required)"
-    return f"{text} (default: {field.default})" if field.default != "" else text
+    return settings.load(Settings, PROGRAM, DESCRIPTION, arguments, environ)

@@ -6,7 +6,8 @@ Owns their layout; knows no text around them. Invariant: a table that is up to d
 import sys
 from pathlib import Path
 
-from scheduler_svc.config import Settings, flag_of
+from octavo.settings import flag_of
+from scheduler_svc.config import Settings
 from scheduler_svc.core.stats import Counters, PoolStats
 from scheduler_svc.families import families
 from scheduler_svc.metrics import ShellMetrics

@@ -66,6 +66,19 @@ WORKER_NAMES: tuple[str, ...] = (
     "OCTAVO_ALLOW_INSECURE_BIND",
     "OCTAVO_LOG_LEVEL",
 )
+GATEWAY_NAMES: tuple[str, ...] = (
+    "OCTAVO_SERVER",
+    "OCTAVO_LISTEN",
+    "OCTAVO_ALLOW_INSECURE_BIND",
+    "OCTAVO_LOG_LEVEL",
+    "OCTAVO_API_KEY_FILE",
+    "OCTAVO_SALT_BY_API_KEY",
+    "OCTAVO_SERVED_MODEL_NAME",
+    "OCTAVO_MAX_BODY_BYTES",
+    "OCTAVO_MAX_PROMPTS",
+    "OCTAVO_BODY_SECONDS",
+    "OCTAVO_DRAIN_SECONDS",
+)
 CLIENT_NAMES: tuple[str, ...] = ("OCTAVO_SERVER",)
 KERNEL_NAMES: tuple[str, ...] = ("OCTAVO_KERNEL_CACHE",)
 
@@ -78,7 +91,7 @@ def unknown_names(environ: Mapping[str, str], more: Iterable[str] = ()) -> list[
     """OCTAVO_* names of an environment that no program reads, sorted; what Kubernetes injects for a service
     is let pass.
     """
-    known = {*SCHEDULER_NAMES, *WORKER_NAMES, *CLIENT_NAMES, *KERNEL_NAMES, *more}
+    known = {*SCHEDULER_NAMES, *WORKER_NAMES, *GATEWAY_NAMES, *CLIENT_NAMES, *KERNEL_NAMES, *more}
     return sorted(
         name
         for name in environ

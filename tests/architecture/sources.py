@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROOMS = ("protos/octavo", "kernels/paged_kernels", "scheduler_svc", "gpu_worker", "octavo_client")
+ROOMS = ("protos/octavo", "kernels/paged_kernels", "scheduler_svc", "gpu_worker", "octavo_client", "gateway")
 ROOTS = {"octavo": "protos", "paged_kernels": "kernels"}
 
 

@@ -34,7 +34,12 @@ def test_the_import_contracts_hold() -> None:
 
 @pytest.mark.parametrize(
     ("package", "forbidden"),
-    [("scheduler_svc", HEAVY), ("scheduler_svc.core", NOT_IN_CORE), ("octavo_client", NOT_IN_CLIENT)],
+    [
+        ("scheduler_svc", HEAVY),
+        ("scheduler_svc.core", NOT_IN_CORE),
+        ("octavo_client", NOT_IN_CLIENT),
+        ("gateway", NOT_IN_CLIENT),
+    ],
 )
 def test_a_process_that_imports_all_of_it_never_loads(package: str, forbidden: tuple[str, ...]) -> None:
     for heavy in ("torch", "transformers"):

@@ -159,6 +159,11 @@ class Processes:
         )
         return process.wait_serving("scheduler")
 
+    def gateway(self, server: str, *flags: str, wait: bool = True) -> ServiceProcess:
+        """The HTTP gateway on a free port, in front of a scheduler."""
+        arguments = ["gateway", "--server", server, "--listen", "127.0.0.1:0", *flags]
+        return self.start("gateway", *arguments, wait=wait)
+
     def close(self) -> None:
         for process in self.started:
             process.ask_to_stop()

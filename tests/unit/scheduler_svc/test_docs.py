@@ -2,7 +2,8 @@
 
 import re
 
-from scheduler_svc.config import Settings, flag_of
+from octavo.settings import flag_of
+from scheduler_svc.config import Settings
 from tools.scheduler_docs import PAGE, page
 
 

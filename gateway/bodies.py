@@ -1,0 +1,178 @@
+"""The bodies of each endpoint, and their reading.
+
+Owns what only one endpoint takes, and the words of a body that does not fit; knows no answer. Invariant: a
+message names the parameter and never repeats what a prompt said.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError, WithJsonSchema
+
+from gateway.errors import ApiError, refused
+from gateway.parameters import Body, Parameters
+
+B = TypeVar("B", bound=Body)
+DEFAULT_COMPLETION_TOKENS = 16
+"""max_tokens of /v1/completions, as OpenAI has it."""
+_KINDS = {
+    "prompt": "must be a string, a list of strings, a list of token ids, or a list of such lists",
+    "stop": "must be a string or a list of strings",
+    "response_format": "must be of type text, json_object or json_schema (with json_schema.schema)",
+}
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_CALL = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
+            "required": ["name", "arguments"],
+        },
+    },
+    "required": ["id", "type", "function"],
+}
+MESSAGE_SCHEMA = {
+    "type": "object",
+    "description": "A turn. Parts of content other than text are refused.",
+    "properties": {
+        "role": {"type": "string", "minLength": 1, "maxLength": 64},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": _TEXT_PART, "minItems": 1},
+                {"type": "null"},
+            ]
+        },
+        "name": {"type": ["string", "null"]},
+        "tool_calls": {"anyOf": [{"type": "array", "items": _CALL, "maxItems": 128}, {"type": "null"}]},
+        "tool_call_id": {"type": ["string", "null"]},
+        "reasoning_content": {"type": ["string", "null"]},
+        "refusal": {"type": "null"},
+        "audio": {"type": "null"},
+        "function_call": {"type": "null"},
+        "annotations": {"anyOf": [{"type": "array", "maxItems": 0}, {"type": "null"}]},
+    },
+    "required": ["role"],
+    "additionalProperties": False,
+}
+TOOL_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": "string"},
+                "parameters": {"type": "object"},
+            },
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
+}
+Messages = Annotated[
+    list[dict[str, Any]],
+    WithJsonSchema({"type": "array", "items": MESSAGE_SCHEMA, "minItems": 1, "maxItems": 1024}),
+]
+Tools = Annotated[
+    list[dict[str, Any]], WithJsonSchema({"type": "array", "items": TOOL_SCHEMA, "maxItems": 128})
+]
+TokenId = Annotated[int, Field(json_schema_extra={"minimum": 0})]
+
+
+class CompletionBody(Parameters):
+    """POST /v1/completions. max_tokens is 16 unless given."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: int | None = Field(
+        None,
+        json_schema_extra={"minimum": 0, "maximum": 20},
+        description="Log-probabilities of the sampled tokens and of so many of the likeliest.",
+    )
+    best_of: Literal[1] | None = Field(None, description="Only 1.")
+    echo: Literal[False] | None = Field(None, description="Only false.")
+    suffix: Literal[""] | None = Field(None, description="Only empty.")
+
+
+class ChatBody(Parameters):
+    """POST /v1/chat/completions. Without max_tokens or max_completion_tokens: to the context limit."""
+
+    messages: Messages
+    max_completion_tokens: int | None = Field(None, json_schema_extra={"minimum": 1, "maximum": 1 << 20})
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(
+        None, json_schema_extra={"minimum": 0, "maximum": 20}, description="Only with logprobs."
+    )
+    tools: Tools | None = Field(None, description="Shown to the model by its chat template.")
+    tool_choice: Literal["none", "auto"] | None = Field(
+        None, description="none: tools are not shown. A call that the model makes is text of the answer."
+    )
+    parallel_tool_calls: Literal[True] | None = Field(None, description="Taken without effect.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Further variables of the chat template, as enable_thinking."
+    )
+    modalities: list[Literal["text"]] | None = Field(None, description="Taken without effect.")
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: of a prompt, or of messages through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = Field(None, description="For a prompt.")
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+    skip_special_tokens: bool | None = Field(None, description="Default false.")
+
+
+def parse(kind: type[B], body: bytes) -> B:
+    """The body of an endpoint. Raises ApiError (400) naming the first parameter that does not fit."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False, include_context=False, include_input=False)) from None
+
+
+def plain_messages(messages: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages without what says nothing: keys that are null, and empty annotations of an earlier answer."""
+    return [
+        {
+            key: value
+            for key, value in message.items()
+            if value is not None and not (key == "annotations" and value == [])
+        }
+        for message in messages
+    ]
+
+
+def _refusal(errors: list[Any]) -> ApiError:
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    error = (unknown or errors)[0]
+    if error["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {error['msg'].removeprefix('Invalid JSON: ')}")
+    if not error["loc"]:
+        return ApiError(400, "the body must be a JSON object")
+    param = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        param = ".".join(str(part) for part in error["loc"])
+        return refused(param, "is no parameter that is served here", "unknown_parameter")
+    if error["type"] == "missing":
+        return refused(".".join(str(part) for part in error["loc"]), "is missing")
+    return refused(param, _KINDS.get(param) or error["msg"].replace("Input should", "should"))

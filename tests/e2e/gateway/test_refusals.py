@@ -1,0 +1,303 @@
+"""Keys, bodies, paths and a scheduler that is not there: the right status, and OpenAI's error body."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from scheduler_svc.text import TextModel
+from tests.e2e.gateway.door import PROMPT, Door, door_at, url_of
+from tests.e2e.processes import Processes, ProcessFailed
+from tests.e2e.rig import SMALL, prompt_of, rig_at, seat_scheduler, wanted
+
+COMPLETIONS = "/v1/completions"
+GOOD: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+JSON = {"content-type": "application/json"}
+KEYS = "# who may ask\n\nfirst-key\nsecond-key\n"
+
+
+def error_of(answer: httpx2.Response) -> dict[str, Any]:
+    """The error of an answer, whose shape is checked."""
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert "\n" not in body["error"]["message"]
+    found: dict[str, Any] = body["error"]
+    return found
+
+
+async def works(door: Door) -> None:
+    prompt = prompt_of(6)
+    answer = await door.post(
+        COMPLETIONS, {**GOOD, "prompt": prompt, "ignore_eos": True, "return_token_ids": True}
+    )
+    assert answer.json()["choices"][0]["token_ids"] == wanted(prompt, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the body is not valid JSON"),
+        (b"{", "the body is not valid JSON"),
+        (b"[]", "the body must be a JSON object"),
+        (b"null", "the body must be a JSON object"),
+        (b'"text"', "the body must be a JSON object"),
+        (b"\xff\xfe{}", "the body is not valid JSON"),
+        (b"[" * 100_000, "the body is not valid JSON"),
+        (b'{"prompt": ' + b"[" * 150 + b"]" * 150 + b"}", "prompt: must be a string"),
+        (b'{"prompt": "\\ud800"}', "the body is not valid JSON"),
+        (b'{"prompt": "a", "temperature": NaN}', "temperature: should be a finite number"),
+        (b'{"prompt": "a", "temperature": 1e999}', "temperature: should be a finite number"),
+        (b'{"prompt": "a", "n": 1' + b"0" * 5000 + b"}", "the body is not valid JSON"),
+        (b'{"prompt": "a", "n": 1' + b"0" * 100 + b"}", "n: 1000"),
+        (b'{"prompt": "a", "n": 1.5}', "n: should be a valid integer"),
+        (b'{"prompt": "a", "n": true}', "n: should be a valid integer"),
+        (b'{"prompt": "a", "n": "1"}', "n: should be a valid integer"),
+        (b'{"prompt": []}', "prompt: 0 prompts, must be 1 to 128"),
+        (b'{"prompt": [[]]}', "prompt: is empty"),
+        (b'{"prompt": [-1]}', "prompt[0]: -1 does not fit the field"),
+        (b'{"prompt": [1, "a"]}', "prompt: must be a string"),
+        (b'{"prompt": "a", "stream_options": {}}', "stream_options: is only for stream: true"),
+        (b'{"prompt": "a", "functions": []}', "functions: is no parameter that is served here"),
+        (b'{"prompt": "a", "tools": []}', "tools: is no parameter that is served here"),
+    ],
+)  # fmt: skip
+async def test_a20_a_bad_body_is_400_and_the_next_request_works(
+    door: Door, content: bytes, words: str
+) -> None:
+    answer = await door.http.post(COMPLETIONS, content=content, headers=JSON)
+    assert answer.status_code == 400
+    assert error_of(answer)["message"].startswith(words)
+    await works(door)
+
+
+async def test_129_prompts_are_too_many(door: Door) -> None:
+    answer = await door.post(COMPLETIONS, {**GOOD, "prompt": ["a"] * 129})
+    assert answer.status_code == 400
+    assert error_of(answer)["message"] == "prompt: 129 prompts, must be 1 to 128"
+
+
+async def test_a_refused_prompt_among_others_refuses_the_call_and_leaves_nothing(door: Door) -> None:
+    for stream in (False, True):
+        answer = await door.post(COMPLETIONS, {**GOOD, "prompt": ["good", "", "good"], "stream": stream})
+        assert answer.status_code == 400
+        assert error_of(answer)["message"] == "prompt: is empty"
+        await door.idle()
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+async def test_a_body_that_is_not_said_to_be_json_is_415(door: Door, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    answer = await door.http.post(COMPLETIONS, content=b"{}", headers=headers)
+    assert answer.status_code == 415
+    assert "application/json" in error_of(answer)["message"]
+
+
+async def test_a20_a_body_past_the_limit_is_413_whether_it_says_its_length_or_not(door: Door) -> None:
+    async def chunks() -> Any:
+        for _ in range(40):
+            yield b" " * (1 << 19)
+
+    declared = await door.http.post(COMPLETIONS, content=b" " * (17 << 20), headers=JSON)
+    sent = await door.http.post(COMPLETIONS, content=chunks(), headers=JSON)
+    assert declared.status_code == sent.status_code == 413
+    assert error_of(sent)["message"] == f"the body has more than {16 << 20} bytes"
+    await works(door)
+
+
+async def test_a_large_prompt_within_the_body_limit_is_refused_by_the_scheduler(door: Door) -> None:
+    answer = await door.post(COMPLETIONS, {**GOOD, "prompt": "x " * 3_000_000})
+    assert answer.status_code == 400
+    assert error_of(answer)["message"] == "prompt: 6000000 bytes, the limit is 4194304"
+    long = await door.post(COMPLETIONS, {**GOOD, "prompt": [5] * SMALL.max_model_len})
+    assert error_of(long)["code"] == "context_length_exceeded"
+    pool = await door.post(COMPLETIONS, {**GOOD, "max_tokens": SMALL.num_blocks * SMALL.block_size})
+    assert (pool.status_code, error_of(pool)["code"]) == (400, "exceeds_kv_pool")
+    await works(door)
+
+
+async def test_a_body_that_never_ends_is_408(door: Door, processes: Processes, text: TextModel) -> None:
+    own = processes.gateway(door.rig.seat.process.address, "--body-seconds", "0.3")
+    host, _, port = own.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    writer.write(head + b"content-length: 9\r\n\r\n{")
+    answer = await asyncio.wait_for(reader.read(), 20)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"the body was not complete after 0.3 s" in answer
+    writer.close()
+
+
+async def test_unknown_paths_and_methods_have_an_error_body_too(door: Door) -> None:
+    assert (await door.http.get("/v1/embeddings")).status_code == 404
+    error_of(await door.http.get("/"))
+    wrong = await door.http.get(COMPLETIONS)
+    assert wrong.status_code == 405
+    assert wrong.headers["allow"] == "POST"
+    error_of(wrong)
+
+
+async def test_another_model_is_404_by_name(door: Door) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        await door.openai.completions.create(model="gpt-4", prompt="a")
+    assert refused.value.code == "model_not_found"
+    assert refused.value.param == "model"
+
+
+async def test_the_client_s_id_is_part_of_the_answer_s(door: Door) -> None:
+    headers = {"x-request-id": "mine-1"}
+    answer = await door.post(COMPLETIONS, GOOD, headers=headers)
+    assert answer.json()["id"] == answer.headers["x-request-id"] == "cmpl-mine-1"
+    long = await door.post(COMPLETIONS, GOOD, headers={"x-request-id": "x" * 65})
+    assert "x" * 65 not in long.json()["id"]
+    door.rig.fake.hold()
+    first = asyncio.create_task(door.post(COMPLETIONS, GOOD, headers=headers))
+    async with asyncio.timeout(10):
+        while not (await door.rig.service.stats()).requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    twice = await door.post(COMPLETIONS, GOOD, headers=headers)
+    assert (twice.status_code, error_of(twice)["code"]) == (409, "request_id_live")
+    await door.rig.fake.release()
+    assert (await first).status_code == 200
+
+
+async def test_a_full_queue_is_429_with_retry_after(
+    processes: Processes, tiny_llama: Path, text: TextModel
+) -> None:
+    seat = seat_scheduler(processes, tiny_llama, "--max-queue-requests", "1")
+    gateway = processes.gateway(seat.process.address)
+    async with rig_at(seat) as rig, door_at(gateway, rig, text) as door:
+        rig.fake.hold()
+        calls = [
+            asyncio.create_task(
+                door.post(COMPLETIONS, {**GOOD, "prompt": prompt_of(5, n), "stream": n % 2 == 0})
+            )
+            for n in range(30)
+        ]
+        done, waiting = await asyncio.wait(calls, timeout=5)
+        assert done
+        await rig.fake.release()
+        for call in done:
+            answer = call.result()
+            assert answer.status_code == 429
+            assert answer.headers["retry-after"] == "1"
+            assert error_of(answer)["type"] == "rate_limit_error"
+            assert error_of(answer)["code"] == "queue_full"
+        assert {(await call).status_code for call in waiting} == {200}
+
+
+async def test_a23_a_queue_timeout_is_504(door: Door) -> None:
+    door.rig.fake.hold()
+    first = asyncio.create_task(door.post(COMPLETIONS, {**GOOD, "max_tokens": 40, "ignore_eos": True}))
+    await door.rig.fake.wait_for_plans(2)  # both steps in flight are out now: the next request has to wait
+    for stream in (False, True):
+        late = await door.post(
+            COMPLETIONS, {**GOOD, "prompt": "other", "queue_timeout": 0.2, "stream": stream}
+        )
+        assert (late.status_code, error_of(late)["code"]) == (504, "queue_timeout")
+    await door.rig.fake.release()
+    assert (await first).status_code == 200
+
+
+async def test_without_a_scheduler_everything_is_503_and_health_says_so(
+    processes: Processes, text: TextModel
+) -> None:
+    gateway = processes.gateway("127.0.0.1:1")
+    async with httpx2.AsyncClient(base_url=url_of(gateway), timeout=30) as http:
+        for answer in (
+            await http.get("/health"),
+            await http.get("/v1/models"),
+            await http.post(COMPLETIONS, json=GOOD),
+        ):
+            assert answer.status_code == 503
+            assert error_of(answer)["type"] == "server_error"
+        assert (await http.get("/metrics")).status_code == 200
+
+
+async def test_health_follows_the_worker(door: Door) -> None:
+    assert (await door.http.get("/health")).json() == {"status": "ok"}
+    await door.rig.fake.die()
+    await door.rig.service.wait_ready(False)
+    gone = await door.http.get("/health")
+    assert gone.status_code == 503
+    assert error_of(gone)["message"] == "the scheduler is up, but no worker is ready"
+
+
+class TestKeys:
+    """A gateway with API keys."""
+
+    async def test_only_a_key_of_the_file_gets_in(
+        self, door: Door, processes: Processes, text: TextModel, tmp_path: Path
+    ) -> None:
+        gateway = processes.gateway(door.rig.seat.process.address, "--api-key-file", str(keys_in(tmp_path)))
+        for given in (
+            None,
+            "Bearer",
+
+            "Bearer wrong",
+            "Basic first-key",
+            "first-key",
+            "Bearer # who may ask",
+        ):
+            headers = {} if given is None else {"authorization": given}
+            async with httpx2.AsyncClient(base_url=url_of(gateway), headers=headers) as http:
+                for answer in (
+                    await http.post(COMPLETIONS, json=GOOD),
+                    await http.get("/v1/models"),
+                    await http.post("/tokenize", content=b"not even read"),
+                ):
+                    assert answer.status_code == 401
+                    assert answer.headers["www-authenticate"] == "Bearer"
+                    assert error_of(answer)["code"] in ("missing_api_key", "invalid_api_key")
+                assert (await http.get("/health")).status_code == 200
+                assert (await http.get("/openapi.json")).json()["security"] == [{"apiKey": []}]
+        for key in ("first-key", "second-key"):
+            async with door_at(gateway, door.rig, text, key) as own:
+                await works(own)
+                assert (await own.openai.models.list()).data
+        async with door_at(gateway, door.rig, text, "wrong") as own:
+            with pytest.raises(openai.AuthenticationError):
+                await own.openai.models.list()
+        log = gateway.err.read_text()
+        assert "first-key" not in log
+        assert "wrong" not in log
+
+    async def test_a08_keys_share_no_cached_prefix_where_that_is_asked_for(
+        self, door: Door, processes: Processes, text: TextModel, tmp_path: Path
+    ) -> None:
+        flags = ["--api-key-file", str(keys_in(tmp_path)), "--salt-by-api-key"]
+        gateway = processes.gateway(door.rig.seat.process.address, *flags)
+        prompt = prompt_of(21)
+        cached = []
+        for key in ("first-key", "first-key", "second-key", "second-key"):
+            async with door_at(gateway, door.rig, text, key) as own:
+                usage = (await own.post(COMPLETIONS, {**GOOD, "prompt": prompt})).json()["usage"]
+                cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert cached == [0, 20, 0, 20]
+        usage = (await door.post(COMPLETIONS, {**GOOD, "prompt": prompt})).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [("# none\n", "holds no key"), ("two words\n", "line 1 holds a space"), (None, "No such file")],
+    )
+    def test_a_key_file_that_is_none_stops_the_start(
+        self, processes: Processes, tmp_path: Path, content: str | None, words: str
+    ) -> None:
+        path = tmp_path / "keys"
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(ProcessFailed, match=words):
+            processes.gateway("127.0.0.1:1", "--api-key-file", str(path))
+
+
+def keys_in(folder: Path) -> Path:
+    path = folder / "keys"
+    path.write_text(KEYS)
+    os.chmod(path, 0o600)
+    return path
