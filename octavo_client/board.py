@@ -129,7 +129,8 @@ class TerminalBoard:
             for name, news in sorted(self._serving.items())
             if news.metrics_port
         )
-        rows = (
+        gateway = self._serving.get("gateway")
+        rows = [
             ("chat", f'octavo chat{here} "What is a KV cache?"'),
             ("watch", f"octavo top{here}"),
             ("grpcurl", f"grpcurl -plaintext -d '{_BODY}' {address} {_METHOD}"),
@@ -139,10 +140,17 @@ class TerminalBoard:
             ),
             ("metrics", metrics or "off"),
             ("stop", "Ctrl-C"),
-        )
+        ]
+        if gateway is not None:
+            rows.insert(-2, ("http", _curl(gateway.listen)))
         for name, command in rows:
             text.append(f"\n  {name:<8}", style="not bold cyan").append(command, style="not bold default")
         return text
+
+
+def _curl(address: str) -> str:
+    body = json.dumps({"prompt": "The capital of France is"})
+    return f"curl http://{address}/v1/completions -H 'content-type: application/json' -d '{body}'"
 
 
 async def _served(client: AsyncClient) -> str:

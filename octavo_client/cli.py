@@ -16,7 +16,7 @@ from importlib import metadata
 from octavo_client.errors import OctavoError
 
 COMMANDS = {
-    "serve": "run a worker and a scheduler in one terminal, and keep them running",
+    "serve": "run a worker and a scheduler, and perhaps a gateway, in one terminal, and keep them running",
     "chat": "talk to a model, or ask it one question",
     "generate": "complete texts or JSON lines of requests; writes JSON lines",
     "top": "watch the KV pool and the requests live",
@@ -26,6 +26,7 @@ COMMANDS = {
     "scheduler": "run the scheduler service alone",
     "replay": "make a scheduler's recorded decisions again",
     "worker": "run a worker alone",
+    "gateway": "run the OpenAI-compatible HTTP gateway alone",
 }
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own log lines are no message to a user
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
-    if chosen in ("scheduler", "worker", "simulate", "replay"):
+    if chosen in ("scheduler", "worker", "gateway", "simulate", "replay"):
         return importlib.import_module(f"octavo_client.commands.{chosen}").replace_process(words[1:])  # type: ignore[no-any-return]
     try:
         arguments = build_parser(chosen).parse_args(words)

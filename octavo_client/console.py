@@ -20,7 +20,7 @@ from octavo_client.supervisor.lines import parse, readable
 
 T = TypeVar("T")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_NAME_STYLES = {"worker": "cyan", "scheduler": "magenta"}
+_NAME_STYLES = {"worker": "cyan", "scheduler": "magenta", "gateway": "blue"}
 _LEVEL_STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red", "debug": "dim"}
 
 

@@ -1,7 +1,7 @@
-"""`octavo serve`: a worker and a scheduler in one terminal, kept running.
+"""`octavo serve`: a worker, a scheduler and perhaps a gateway in one terminal, kept running.
 
-Owns the arguments and what is printed; the supervisor owns the processes. Invariant: when it returns, both
-processes are gone.
+Owns the arguments and what is printed; the supervisor owns the processes. Invariant: when it returns, all of
+them are gone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from octavo_client.board import Board, JsonBoard, TerminalBoard
 from octavo_client.channel import DEFAULT_SERVER
 from octavo_client.console import outlive_readers, stdout_console
+from octavo_client.errors import InvalidArgument
 from octavo_client.supervisor import stack
 from octavo_client.supervisor.supervisor import RestartPolicy, Supervisor
 
@@ -38,6 +39,9 @@ _HELP = {
     "hash-seed": "seed of the prefix index's hash in hex",
     "max-queue-requests": "waiting requests at most; more are refused",
     "check-invariants": "every-step, idle or off (idle)",
+    "generation-config": "none, or auto: the model folder's sampling defaults",
+    "api-key-file": "API keys of the gateway, one a line",
+    "served-model-name": "name of the model over HTTP",
     "record": "file for the log of the scheduler's inputs, for octavo replay",
 }
 
@@ -61,14 +65,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="(%(default)s)",
     )
-    both = parser.add_argument_group("handed to the worker, the scheduler, or both")
-    for name in dict.fromkeys((*stack.WORKER_FLAGS, *stack.SCHEDULER_FLAGS)):
+    parser.add_argument(
+        "--http", metavar="P", help="serve OpenAI's HTTP API too, at 127.0.0.1:P or HOST:PORT; 0 picks a port"
+    )
+    both = parser.add_argument_group("handed to the worker, the scheduler or the gateway")
+    for name in dict.fromkeys((*stack.WORKER_FLAGS, *stack.SCHEDULER_FLAGS, *stack.GATEWAY_FLAGS)):
         both.add_argument(f"--{name}", metavar="X", dest=f"flag_{name}", help=_HELP[name])
     both.add_argument("--no-prefix-cache", action="store_true", help="never share blocks between requests")
     both.add_argument(
         "--worker-arg", action="append", default=[], metavar="ARG", help="any argument of the worker"
     )
     both.add_argument("--scheduler-arg", action="append", default=[], metavar="ARG", help="of the scheduler")
+    both.add_argument("--gateway-arg", action="append", default=[], metavar="ARG", help="of the gateway")
     parser.add_argument(
         "--max-restarts", type=int, default=8, metavar="N", help="quick deaths in a row (%(default)s)"
     )
@@ -96,6 +104,9 @@ def stack_options(arguments: argparse.Namespace) -> stack.StackOptions:
         for name, value in vars(arguments).items()
         if name.startswith("flag_") and value is not None
     }
+    for name in stack.GATEWAY_FLAGS:
+        if name in values and not arguments.http:
+            raise InvalidArgument(f"--{name}: is the gateway's; give --http too", field=name)
     if arguments.no_prefix_cache:
         values["no-prefix-cache"] = ""
     return stack.StackOptions(
@@ -106,7 +117,14 @@ def stack_options(arguments: argparse.Namespace) -> stack.StackOptions:
         values=values,
         worker_args=arguments.worker_arg,
         scheduler_args=arguments.scheduler_arg,
+        http=_http_address(arguments.http),
+        gateway_args=arguments.gateway_arg,
     )
+
+
+def _http_address(given: str | None) -> str:
+    """A port alone is one of this machine; empty without --http."""
+    return f"127.0.0.1:{given}" if given and given.isdecimal() else given or ""
 
 
 async def _serve(arguments: argparse.Namespace, options: stack.StackOptions, socket: str) -> int:

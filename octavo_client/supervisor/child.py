@@ -26,13 +26,21 @@ _POLL_SECONDS = 0.05
 _DRAIN_SECONDS = 1.0
 
 
+LISTEN = "{listen}"
+"""Stands in a command for the address at which the child named by `after` serves."""
+
+
 @dataclass(frozen=True)
 class ChildSpec:
-    """What to run. env is added to the supervisor's own environment."""
+    """What to run. env is added to the supervisor's own environment.
+
+    after: the name of a child that has to serve before this one starts; empty: none.
+    """
 
     name: str
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
+    after: str = ""
 
 
 class Child:

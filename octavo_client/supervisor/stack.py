@@ -1,6 +1,7 @@
-"""What `octavo serve` runs: the command lines of one worker and one scheduler, and the socket between them.
+"""What `octavo serve` runs: the command lines of a worker, a scheduler and perhaps a gateway.
 
-Owns the run directory and the flags of both services by name; imports neither. Invariant: a worker that is
+Owns the run directory, with the socket between worker and scheduler, and the flags of the services by name;
+imports none. Invariant: a worker that is
 started again listens on the same socket.
 """
 
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from octavo_client.errors import FailedPrecondition
-from octavo_client.supervisor.child import ChildSpec
+from octavo_client.supervisor.child import LISTEN, ChildSpec
 
 DEFAULT_MODEL = Path("models/SmolLM2-135M-Instruct")
 DRAIN_SECONDS = 30.0
@@ -50,13 +51,18 @@ SCHEDULER_FLAGS = (
     "max-queue-requests",
     "check-invariants",
     "record",
+    "generation-config",
 )
 SCHEDULER_SWITCHES = ("no-prefix-cache",)
+GATEWAY_FLAGS = ("api-key-file", "served-model-name")
 
 
 @dataclass(frozen=True)
 class StackOptions:
-    """values: flag name without dashes -> its text, handed to each service that knows the flag."""
+    """values: flag name without dashes -> its text, handed to each service that knows the flag.
+
+    http: the gateway's address; empty: no gateway.
+    """
 
     model: Path
     listen: str = "127.0.0.1:7450"
@@ -65,6 +71,8 @@ class StackOptions:
     values: Mapping[str, str] = field(default_factory=dict)
     worker_args: Sequence[str] = ()
     scheduler_args: Sequence[str] = ()
+    http: str = ""
+    gateway_args: Sequence[str] = ()
 
 
 class RunDir:
@@ -105,7 +113,7 @@ def find_model(given: str | None) -> Path:
 
 
 def child_specs(options: StackOptions, socket: str) -> list[ChildSpec]:
-    """The worker's and the scheduler's command lines, in the order of start."""
+    """The command lines in the order of start."""
     python = [sys.executable, "-P", "-m"]
     worker = [
         *python,
@@ -124,7 +132,12 @@ def child_specs(options: StackOptions, socket: str) -> list[ChildSpec]:
         *[f"--{name}" for name in SCHEDULER_SWITCHES if name in options.values],
         *options.scheduler_args,
     ]
-    return [ChildSpec("worker", worker), ChildSpec("scheduler", scheduler)]
+    specs = [ChildSpec("worker", worker), ChildSpec("scheduler", scheduler)]
+    if options.http:
+        gateway = [*python, "gateway", "--server", LISTEN, "--listen", options.http]
+        flags = _flags(options.values, GATEWAY_FLAGS)
+        specs.append(ChildSpec("gateway", [*gateway, *flags, *options.gateway_args], after="scheduler"))
+    return specs
 
 
 def _flags(values: Mapping[str, str], names: Sequence[str]) -> list[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from octavo_client.supervisor.child import Child, ChildSpec
-from octavo_client.supervisor.events import Died, News, Stopped
+from octavo_client.supervisor.child import LISTEN, Child, ChildSpec
+from octavo_client.supervisor.events import Died, News, Serving, Stopped
 from octavo_client.supervisor.lines import describe_exit, readable
 
 
@@ -46,7 +46,9 @@ class Supervisor:
     ) -> None:
         """specs in the order of start, ended in the reverse one; grace: seconds each has to end by itself."""
         self._specs = list(specs)
-        self._notify = notify
+        self._tell = notify
+        self._served = {spec.name: asyncio.Event() for spec in specs}
+        self._listens: dict[str, str] = {}
         self._policy = policy or RestartPolicy()
         self._grace = grace
         self._stop = asyncio.Event()
@@ -82,11 +84,20 @@ class Supervisor:
             await asyncio.gather(stop, *tasks.values(), return_exceptions=True)
         return self.failure is None
 
-    async def _keep(self, spec: ChildSpec) -> None:
+    def _notify(self, news: News) -> None:
+        if isinstance(news, Serving):
+            self._listens[news.name] = news.listen
+            self._served[news.name].set()
+        self._tell(news)
+
+    async def _keep(self, given: ChildSpec) -> None:
         """Runs one spec again and again until the stop."""
+        if given.after and await self._stopped_before(self._served[given.after]):
+            return
         quick = 0
         served_before = self._policy.first_start_may_fail
         for attempt in range(1, 1 << 62):
+            spec = self._addressed(given)
             child = Child(spec, attempt, self._notify)
             self._live[spec.name] = child
             try:
@@ -110,6 +121,22 @@ class Supervisor:
                 return
             if await self._stopped_within(delay):
                 return
+
+    def _addressed(self, spec: ChildSpec) -> ChildSpec:
+        """The spec with the address of the child it comes after."""
+        if not spec.after:
+            return spec
+        listen = self._listens[spec.after]
+        return replace(spec, command=[word.replace(LISTEN, listen) for word in spec.command])
+
+    async def _stopped_before(self, event: asyncio.Event) -> bool:
+        """Waits for the event; True when the stop came first."""
+        waits = [asyncio.create_task(event.wait()), asyncio.create_task(self._stop.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+        return self.stopping
 
     def _give_up(self, name: str, why: str) -> None:
         self.failure = self.failure or f"the {name} {why}"

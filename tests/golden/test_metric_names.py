@@ -1,7 +1,8 @@
-"""The names, types and labels of the scheduler's metrics: dashboards and alerts hang on them."""
+"""Names, types and labels of the scheduler's and the gateway's metrics: dashboards and alerts hang on them."""
 
 from pathlib import Path
 
+from gateway.metrics import Metrics
 from scheduler_svc.core.stats import Counters, PoolStats
 from scheduler_svc.families import families
 from scheduler_svc.metrics import ShellMetrics
@@ -12,10 +13,12 @@ GOLDEN = Path(__file__).with_name("metric_names.txt")
 def exported() -> list[str]:
     """One line a metric: name, type, label names and the values of the labels other than `le`."""
     lines = []
-    for metric in families(PoolStats(counters=Counters()), None, False, ShellMetrics()):
+    scheduler = families(PoolStats(counters=Counters()), None, False, ShellMetrics())
+    for metric in (*scheduler, *Metrics().registry.collect()):
         label_sets = {
             ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()) if key != "le")
             for sample in metric.samples
+            if not sample.name.endswith("_created")
         }
         lines.append(" ".join([metric.name, metric.type, *sorted(filter(None, label_sets))]))
     return sorted(lines)

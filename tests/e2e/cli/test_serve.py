@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
 from octavo_client import Client
 from tests.e2e.cli.run import Background, Terminal, command, octavo
@@ -159,3 +160,30 @@ def test_the_demo_says_in_one_line_what_failed(tiny_llama: Path) -> None:
     assert done.err.startswith("octavo: the worker ended with exit code ")
     assert "dtype" in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_serve_with_http_runs_a_gateway_too_and_ends_all_three(tiny_llama: Path, tmp_path: Path) -> None:
+    job = Background(
+        tmp_path, "serve", "--model", str(tiny_llama), "--device", "cpu", *PORTS, "--http", "0",
+        "--served-model-name", "small",
+    )  # fmt: skip
+    try:
+        said = job.wait_for("gateway   serving on ") + job.wait_for("Ctrl-C")
+        found = re.search(r"gateway   serving on (\S+)", said)
+        assert found is not None
+        client = OpenAI(base_url=f"http://{found[1]}/v1", api_key="none", max_retries=0)
+        answer = client.completions.create(model="small", prompt="hello", extra_body={"ignore_eos": True})
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 16
+        children = children_of(job.process.pid, "-m")
+        assert children_of(job.process.pid, "gateway")
+        assert job.end(signal.SIGINT) == 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    finally:
+        job.close()
+
+
+def test_a_flag_of_the_gateway_needs_the_gateway(tiny_llama: Path) -> None:
+    done = octavo("serve", "--model", str(tiny_llama), *PORTS, "--served-model-name", "small")
+    assert done.code == 1
+    assert done.err == "octavo: --served-model-name: is the gateway's; give --http too\n"

@@ -238,7 +238,6 @@ class TestKeys:
         for given in (
             None,
             "Bearer",
-
             "Bearer wrong",
             "Basic first-key",
             "first-key",

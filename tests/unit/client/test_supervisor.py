@@ -1,6 +1,7 @@
 """The supervisor: restarts, giving up, ends, and no process left behind."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo_client.supervisor.child import LAUNCH, ChildSpec
+from octavo_client.supervisor.child import LAUNCH, LISTEN, ChildSpec
 from octavo_client.supervisor.events import Died, Line, News, Serving, Started, Stopped
 from octavo_client.supervisor.supervisor import RestartPolicy, Supervisor
 from tests.unit.client.children import SERVING, WAIT, alive, counted, gone, program
@@ -194,3 +195,24 @@ def test_kill_9_of_the_parent_leaves_no_child(tie: list[str]) -> None:
 def test_the_watching_launcher_passes_the_exit_code_on() -> None:
     command = [sys.executable, "-I", "-S", LAUNCH, str(os.getpid()), "--watch", sys.executable, "-c"]
     assert subprocess.run([*command, "raise SystemExit(5)"], check=False).returncode == 5
+
+
+async def test_a_child_that_comes_after_another_starts_with_its_address() -> None:
+    serves = "print(json.dumps({'event': 'serving', 'listen': 'here:1', 'metrics_port': 0}), flush=True)"
+    first = dataclasses.replace(program("import json, time; time.sleep(0.3)", serves, WAIT), name="first")
+    words = "import sys; print(sys.argv[1:], flush=True)"
+    second = program(words, WAIT)
+    second = ChildSpec("second", [*second.command, "--server", LISTEN], after="first")
+    run = Run(second, first)
+    await run.until(lambda news: "['--server', 'here:1']" in run.lines())
+    started = [news.name for news in run.news if isinstance(news, Started | Serving)]
+    assert started == ["first", "first", "second"]
+    assert await run.stop()
+
+
+async def test_a_child_that_comes_after_one_that_never_serves_never_starts() -> None:
+    first = dataclasses.replace(program("raise SystemExit(3)"), name="first")
+    second = dataclasses.replace(program(WAIT), name="second", after="first")
+    run = Run(second, first)
+    assert not await run.task
+    assert {news.name for news in run.news} == {"first"}
