@@ -33,11 +33,11 @@ _CALL = {
         "type": {"const": "function"},
         "function": {
             "type": "object",
-            "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
-            "required": ["name", "arguments"],
+            "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object"]}},
+            "required": ["name"],
         },
     },
-    "required": ["id", "type", "function"],
+    "required": ["function"],
 }
 MESSAGE_SCHEMA = {
     "type": "object",
@@ -71,13 +71,13 @@ TOOL_SCHEMA = {
             "type": "object",
             "properties": {
                 "name": {"type": "string"},
-                "description": {"type": "string"},
-                "parameters": {"type": "object"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"]},
             },
             "required": ["name"],
         },
     },
-    "required": ["type", "function"],
+    "required": ["function"],
 }
 Messages = Annotated[
     list[dict[str, Any]],

@@ -110,15 +110,12 @@ def _get(
 def _post(name: str, summary: str, body: str, answer: str, chunk: str = "") -> dict[str, Any]:
     content = _json(answer)
     if chunk:
-        content["text/event-stream"] = {
-            "schema": {"type": "string"},
-            "x-event-schema": {"$ref": _REF.format(model=chunk)},
-        }
+        content["text/event-stream"] = {"schema": _event(chunk)}
     request_id = {
         "name": "X-Request-Id",
         "in": "header",
-        "description": "Becomes part of the answer's id, by which operators find the request.",
-        "schema": {"type": "string", "maxLength": 64, "pattern": "^[!-~]*$"},
+        "description": "Becomes part of the answer's id, if it is 1 to 64 printable ASCII characters.",
+        "schema": {"type": "string"},
     }
     return {
         "post": {
@@ -129,6 +126,16 @@ def _post(name: str, summary: str, body: str, answer: str, chunk: str = "") -> d
             "responses": {"200": {"description": summary, "content": content}, **_failures(_ERRORS)},
         }
     }
+
+
+def _event(chunk: str) -> dict[str, Any]:
+    """Of one server-sent event: a chunk, [DONE] at the end, or an error in its place."""
+    data = {
+        "type": "string",
+        "description": f"JSON of {chunk}; `[DONE]` at the end, or ErrorBody in its place.",
+        "contentMediaType": "application/json",
+    }
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _other(name: str, summary: str, kind: str) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class Parameters(Body):
     """Sampling, stopping and scheduling, by OpenAI's names where it has one, then by vLLM's."""
 
     model: str | None = Field(None, description="Name of the served model; absent: the served one.")
-    n: int | None = Field(None, json_schema_extra=at(1, 64), description="Answers for each prompt.")
+    n: int | None = Field(None, json_schema_extra=at(1, 128), description="Answers for each prompt.")
     temperature: float | None = Field(None, json_schema_extra=at(0, 100), description="0 is greedy.")
     top_p: float | None = Field(None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
     top_k: int | None = Field(None, json_schema_extra=at(-1, 1 << 20), description="0 or -1: all tokens.")

@@ -66,13 +66,13 @@ def _tool_calls(field: str, text: str, limits: Limits) -> list[Any]:
     """The calls, with arguments as objects: templates write them as JSON themselves."""
     calls = _array(field, text, limits)
     for place, call in enumerate(calls):
-        function = call.get("function")
+        if not isinstance(call.get("id", ""), str):
+            raise refuse(f"{field}[{place}].id", "is not a text")
         where = f"{field}[{place}].function"
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise refuse(where, "is not an object with a name")
+        function = _function(where, call)
         if isinstance(function.get("arguments"), str):
-            given = _read(f"{where}.arguments", function["arguments"] or "{}")
-            function["arguments"] = _object(f"{where}.arguments", given)
+            function["arguments"] = _read(f"{where}.arguments", function["arguments"] or "{}")
+        _object(f"{where}.arguments", function.get("arguments", {}))
     return calls
 
 
@@ -81,10 +81,22 @@ def _tools(chat: pb.Chat, limits: Limits) -> list[Any] | None:
         return None
     tools = _array("chat.tools_json", chat.tools_json, limits)
     for place, tool in enumerate(tools):
-        function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise refuse(f"chat.tools_json[{place}].function", "is not an object with a name")
+        where = f"chat.tools_json[{place}].function"
+        function = _function(where, tool)
+        _object(f"{where}.parameters", function.get("parameters") or {})
+        if not isinstance(function.get("description") or "", str):
+            raise refuse(f"{where}.description", "is not a text")
     return tools or None
+
+
+def _function(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The function of a tool or of a call."""
+    if entry.get("type", "function") != "function":
+        raise refuse(where.removesuffix("function") + "type", "is not function")
+    function = entry.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise refuse(where, "is not an object with a name")
+    return function
 
 
 def _variables(chat: pb.Chat) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Names, types and labels of the scheduler's and the gateway's metrics: dashboards and alerts hang on them."""
+"""Names, types and labels of the scheduler's and the gateway's metrics: dashboards hang on them."""
 
 from pathlib import Path
 

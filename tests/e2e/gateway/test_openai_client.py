@@ -145,7 +145,7 @@ async def test_a20_a_refusal_names_the_parameter(door: Door) -> None:
         ({"top_p": 0}, "top_p: 0.0 is out of (0, 1]"),
         ({"max_tokens": 0}, "max_tokens: 0 is out of [1, 1048576]"),
         ({"max_tokens": 99_999}, "max_tokens: 5 prompt tokens + 99999 is 100004, the model takes 2048"),
-        ({"n": 65}, "n: 65 is out of [1, 64]"),
+        ({"n": 129}, "n: 129 is out of [1, 128]"),
         ({"prompt": [999]}, "prompt[0]: token id 999 is out of [0, 383]"),
         ({"prompt": ""}, "prompt: is empty"),
         ({"stop": [""]}, "stop[0]: is empty"),

@@ -27,7 +27,7 @@ CHECKS = [
     negative_data_rejection, unsupported_method,
 ]  # fmt: skip
 MANY = 2000
-FEW = 40
+FEW = 25
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 PATHS = sorted(document(with_keys=False)["paths"])
 POSTS = [path for path in PATHS if "post" in document(with_keys=False)["paths"][path]]

@@ -5,16 +5,18 @@ import pytest
 from gateway.errors import from_octavo
 from octavo import errors as e
 
+BAD = "invalid_request_error"
+
 
 @pytest.mark.parametrize(
     ("error", "status", "kind", "code"),
     [
-        (e.InvalidArgument("a"), 400, "invalid_request_error", "invalid_field"),
-        (e.InvalidArgument("a", reason="EXCEEDS_MODEL_LEN"), 400, "invalid_request_error", "context_length_exceeded"),
-        (e.Unimplemented("a"), 400, "invalid_request_error", "unimplemented_field"),
-        (e.FailedPrecondition("a", reason="NO_CHAT_TEMPLATE"), 400, "invalid_request_error", "no_chat_template"),
-        (e.NotFound("a"), 404, "invalid_request_error", "not_found"),
-        (e.AlreadyExists("a"), 409, "invalid_request_error", "request_id_live"),
+        (e.InvalidArgument("a"), 400, BAD, "invalid_field"),
+        (e.InvalidArgument("a", reason="EXCEEDS_MODEL_LEN"), 400, BAD, "context_length_exceeded"),
+        (e.Unimplemented("a"), 400, BAD, "unimplemented_field"),
+        (e.FailedPrecondition("a", reason="NO_CHAT_TEMPLATE"), 400, BAD, "no_chat_template"),
+        (e.NotFound("a"), 404, BAD, "not_found"),
+        (e.AlreadyExists("a"), 409, BAD, "request_id_live"),
         (e.ResourceExhausted("a"), 429, "rate_limit_error", "queue_full"),
         (e.Internal("a"), 500, "server_error", "internal"),
         (e.Unavailable("a", reason="DRAINING"), 503, "server_error", "draining"),

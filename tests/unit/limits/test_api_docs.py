@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor
 from octavo.v1 import inference_pb2 as pb
 
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
-NESTED = ("sampling", "stopping", "output", "response_format")
+NESTED = ("chat", "sampling", "stopping", "output", "response_format")
 
 
 def fields(message: Descriptor) -> Iterator[str]:

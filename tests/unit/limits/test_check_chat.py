@@ -72,6 +72,26 @@ def test_no_tools_are_none() -> None:
             "chat.messages[0].tool_calls_json[0].function: is not an object with a name",
         ),
         (
+            chat({"tool_calls_json": '[{"function": {"name": "f", "arguments": [1]}}]'}),
+            "chat.messages[0].tool_calls_json[0].function.arguments: is not a JSON object",
+        ),
+        (
+            chat({"tool_calls_json": '[{"id": 5}]'}),
+            "chat.messages[0].tool_calls_json[0].id: is not a text",
+        ),
+        (
+            chat({}, tools_json='[{"type": "web_search"}]'),
+            "chat.tools_json[0].type: is not function",
+        ),
+        (
+            chat({}, tools_json='[{"function": {"name": "f", "parameters": "x"}}]'),
+            "chat.tools_json[0].function.parameters: is not a JSON object",
+        ),
+        (
+            chat({}, tools_json='[{"function": {"name": "f", "description": 5}}]'),
+            "chat.tools_json[0].function.description: is not a text",
+        ),
+        (
             chat({"tool_calls_json": CALL % "[1]"}),
             "chat.messages[0].tool_calls_json[0].function.arguments: is not a JSON object",
         ),
