@@ -14,8 +14,8 @@ import pytest
 from octavo.v1 import inference_pb2 as pb
 from tests.e2e.metrics import scrape, total
 from tests.e2e.processes import REPOSITORY, Processes, child_environment
-from tests.e2e.rig import SMALL, prompt_of, rig_at, seat_scheduler, wanted
-from tests.e2e.service import request
+from tests.e2e.rig import SMALL, prompt_of, rig_at, seat_scheduler, until, wanted
+from tests.e2e.service import Service, request
 from tests.fakes.fake_worker import FakeSettings, FakeWorker
 from tests.fault.test_random_trouble import make_trouble, one
 
@@ -129,6 +129,33 @@ async def test_a_log_runs_on_a_live_worker_and_differing_tokens_are_named(
         assert not fake.violations
     finally:
         await fake.die()
+
+
+async def test_a_log_of_a_real_worker_runs_on_another_with_the_same_tokens(
+    processes: Processes, tiny_llama: Path
+) -> None:
+    """Greedy and seeded rows of a tiny model in float64, in a small pool, the worker killed once."""
+    log = processes.folder / "real.log"
+    pool = ["--dtype", "float64", "--num-blocks", "20", "--block-size", "4", "--max-model-len", "64"]
+    address = f"unix:{processes.folder}/real.sock"
+    worker = await asyncio.to_thread(processes.worker, tiny_llama, address, *pool)
+    seat = await asyncio.to_thread(processes.scheduler, tiny_llama, address, "--record", str(log))
+    async with Service(seat.address) as service:
+        await service.wait_ready()
+        running = asyncio.create_task(service.run_all(messages(10)))
+        await until(lambda: log.stat().st_size > 4000)
+        await asyncio.to_thread(worker.kill)
+        await asyncio.to_thread(processes.worker, tiny_llama, address, *pool)
+        replies = await running
+    assert await asyncio.to_thread(seat.stop) == 0
+    other = f"unix:{processes.folder}/other.sock"
+    await asyncio.to_thread(processes.worker, tiny_llama, other, *pool)
+    done = await replay(str(log), "--worker", other, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["sessions"] == 2
+    assert (report["worker"]["other"], report["worker"]["left_out"]) == (0, 0)
+    assert report["worker"]["equal"] >= sum(len(reply.tokens) for reply in replies) == 120
 
 
 @pytest.mark.parametrize(
