@@ -38,6 +38,8 @@ def families(
         {(key,): n for key, n in shell.invariant_violations.items()},
     )
     yield from _flow(stats)
+    yield from _prefix_cache(stats)
+    yield from _preemptions(stats)
     yield from _ages(stats)
     yield from _queue(stats, shell)
     yield from _steps(stats, ready, shell)
@@ -108,6 +110,10 @@ def _flow(stats: PoolStats) -> Iterator[Metric]:
     yield _counter("kv_blocks_allocated", "KV blocks handed out.", counters.blocks_allocated)
     yield _counter("kv_blocks_freed", "KV blocks given back.", counters.blocks_freed)
     yield _counter("kv_blocks_evicted", "Findable KV blocks taken for new content.", counters.blocks_evicted)
+
+
+def _prefix_cache(stats: PoolStats) -> Iterator[Metric]:
+    counters = stats.counters
     yield _counter(
         "prefix_lookup_tokens", "Prompt tokens looked up in the prefix index.", counters.prefix_lookup_tokens
     )
@@ -121,6 +127,21 @@ def _flow(stats: PoolStats) -> Iterator[Metric]:
         "prefix_alignment_lost_tokens",
         "Tokens that a cached block holds too but a whole block could not give.",
         counters.prefix_alignment_lost_tokens,
+    )
+    yield _counters(
+        "kv_cow_copies",
+        "KV blocks copied: before a branch wrote to a shared one, or to go on inside a cached one.",
+        ["reason"],
+        {("fork",): counters.copies_on_write, ("prefix",): counters.prefix_copies},
+    )
+    yield _counter(
+        "prefix_copied_tokens", "Prompt tokens served by copying a block.", counters.prefix_copied_tokens
+    )
+    yield _counter("kv_forks", "Branches that began on the blocks of another.", counters.forks)
+    yield _counter(
+        "kv_blocks_saved_by_forks",
+        "Blocks that branches shared at their fork.",
+        counters.blocks_saved_by_forks,
     )
     yield _gauge("prefix_index_entries", "Blocks that the prefix index finds.", stats.prefix_entries)
     yield _counter(
@@ -141,6 +162,10 @@ def _flow(stats: PoolStats) -> Iterator[Metric]:
         "Tokens found again when a sequence came back.",
         counters.recompute_hit_tokens,
     )
+
+
+def _preemptions(stats: PoolStats) -> Iterator[Metric]:
+    counters = stats.counters
     yield _counters(
         "preemptions",
         "Sequences put back to make room.",

@@ -20,8 +20,16 @@ def refusal_of_empty(request: NewRequest) -> Refusal | None:
     return Refusal(RefusalReason.EMPTY_PROMPT, "prompt", 0, 1, "prompt: 0 tokens, at least 1 is needed")
 
 
-def refusal_of(request: NewRequest, capacity: Capacity) -> Refusal | None:
-    """Why the request can never run on such a worker, or None."""
+def refusal_of(request: NewRequest, capacity: Capacity, max_rows: int) -> Refusal | None:
+    """Why the request can never run on such a worker, or None. max_rows: of a step."""
+    if request.n > max_rows:
+        return Refusal(
+            RefusalReason.EXCEEDS_ROWS,
+            "n",
+            request.n,
+            max_rows,
+            f"n: {request.n} sequences, a step has at most {max_rows}",
+        )
     prompt_len = len(request.prompt)
     outputs = 1 if request.max_tokens is None else request.max_tokens
     total, limit = prompt_len + outputs, capacity.max_model_len
@@ -47,4 +55,22 @@ def refusal_of(request: NewRequest, capacity: Capacity) -> Refusal | None:
             f"{field}: {what} need room for {stored} tokens in the KV pool, "
             f"which holds {pool} ({capacity.num_blocks} blocks of {capacity.block_size})",
         )
-    return None
+    return _refusal_of_group(request, capacity, stored)
+
+
+def _refusal_of_group(request: NewRequest, capacity: Capacity, stored: int) -> Refusal | None:
+    """Branches share the full blocks of the prompt, and nothing after them."""
+    size, limit = capacity.block_size, capacity.num_blocks
+    shared = len(request.prompt) // size
+    own = -(-stored // size) - shared
+    needed = shared + request.n * own
+    if request.n == 1 or needed <= limit:
+        return None
+    return Refusal(
+        RefusalReason.EXCEEDS_KV_POOL,
+        "n",
+        needed,
+        limit,
+        f"n: {request.n} branches of {stored} stored tokens need {needed} blocks of {size} "
+        f"({shared} shared, {own} for each), the KV pool has {limit}",
+    )

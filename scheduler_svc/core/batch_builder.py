@@ -5,6 +5,7 @@ or fairness. Invariant: a built plan's arrays are never written again.
 """
 
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class Chunk:
     """Tokens [start, end) of a context whose ids are known, in the plan being built or in flight.
 
     published: blocks made findable by this step. pending: hit blocks that a step in flight was still to
-    write.
+    write. forks: the stays (row, tenure) of the branches that begin where it ends.
     """
 
     seq: Sequence
@@ -36,11 +37,17 @@ class Chunk:
     end: int
     pending: Int32Array
     published: list[Int32Array] = field(default_factory=list)
+    forks: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def completes(self) -> bool:
         """Whether the context ends with it, so that it samples."""
         return self.end == len(self.seq.tokens)
+
+    @property
+    def samplers(self) -> list[int]:
+        """The rows that sample from its last token."""
+        return [self.row, *(row for row, _ in self.forks)] if self.completes else []
 
 
 class BatchBuilder:
@@ -58,13 +65,14 @@ class BatchBuilder:
         self._decode_rows = self._none
         self._released: list[int] = []
         self._setups: list[RowSetup] = []
+        self._copies: list[tuple[int, int]] = []
         self._entries: list[tuple[Int32Array, Int32Array, Int32Array]] = []
 
     def release_row(self, row: int) -> None:
         self._released.append(row)
 
     def set_up_row(self, seq: Sequence) -> None:
-        sampling = seq.request.sampling
+        sampling = seq.sampling
         token_ids = seq.tokens if sampling.needs_history else self._none
         self._setups.append(RowSetup(seq.row, seq.seq_id, seq.prompt_len, sampling, token_ids))
 
@@ -77,6 +85,10 @@ class BatchBuilder:
     def add_entry_each(self, rows: Int64Array, offsets: Int32Array, blocks: Int32Array) -> None:
         """One table entry for each of n rows."""
         self._entries.append((rows.astype(np.int32), offsets, blocks))
+
+    def add_copy(self, source: int, target: int) -> None:
+        """The target gets the source's content before the step's forward pass."""
+        self._copies.append((source, target))
 
     def build(
         self, step_id: StepId, decodes: Int64Array, chunks: list[Chunk], zero_blocks: Int32Array
@@ -93,17 +105,19 @@ class BatchBuilder:
             plain = (rows, query_lens, context_lens, input_ids, positions, slots)
             parts = zip(plain, *(self._chunk_arrays(chunk) for chunk in chunks), strict=True)
             rows, query_lens, context_lens, input_ids, positions, slots = map(np.concatenate, parts)
-            samples = [True] * count + [chunk.completes for chunk in chunks]
-            sample_positions = (np.cumsum(query_lens, dtype=np.int32) - self._one)[samples]
-            sample_rows = rows[samples]
+            samplers = [chunk.samplers for chunk in chunks]
+            samples = np.array([1] * count + [len(of_chunk) for of_chunk in samplers])
+            sample_positions = (np.cumsum(query_lens, dtype=np.int32) - self._one).repeat(samples)
+            sample_rows = np.concatenate((rows[:count], np.array([*chain(*samplers)], np.int32)))
         table_rows, table_offsets, table_blocks = self._take_entries()
         released = np.array(self._released, np.int32) if self._released else self._none
         setups = tuple(self._setups)
         if released is not self._none or setups:
             self._released, self._setups = [], []
         return StepPlan(
-            step_id, released, setups, table_rows, table_offsets, table_blocks, zero_blocks, self._no_pairs,
-            rows, query_lens, context_lens, input_ids, positions, slots, sample_positions, sample_rows,
+            step_id, released, setups, table_rows, table_offsets, table_blocks, zero_blocks,
+            self._take_copies(), rows, query_lens, context_lens, input_ids, positions, slots,
+            sample_positions, sample_rows,
         )  # fmt: skip
 
     def _chunk_arrays(self, chunk: Chunk) -> tuple[Int32Array, ...]:
@@ -112,6 +126,12 @@ class BatchBuilder:
         ids = self._rows.history[chunk.row, chunk.start : chunk.end]
         one = [np.array([value], np.int32) for value in (chunk.row, chunk.end - chunk.start, chunk.end)]
         return (*one, ids, positions, self._rows.slots_of(chunk.row, positions))
+
+    def _take_copies(self) -> Int32Array:
+        if not self._copies:
+            return self._no_pairs
+        pairs, self._copies = np.array(self._copies, np.int32), []
+        return pairs
 
     def _take_entries(self) -> tuple[Int32Array, Int32Array, Int32Array]:
         entries, self._entries = self._entries, []

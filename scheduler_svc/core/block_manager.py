@@ -3,9 +3,6 @@
 Owns the block pool and the prefix index and is the only one that knows both blocks and rows; decides nothing
 about who runs. Invariant: what is findable was written, or will be by a step already planned, by exactly the
 tokens it is found under; and the cached flag of the pool says exactly what the index holds.
-
-Forks, copy-on-write and swapping join here: a fork shares a table through `BlockPool.share`, a copy is a pair
-in the plan's `copy_pairs` for a fresh block that takes the place of the last one.
 """
 
 import numpy as np
@@ -14,12 +11,16 @@ from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.batch_builder import BatchBuilder
 from scheduler_svc.core.block_hash import HashFunction, Root, chain_keys, next_keys, root_of
 from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.copy_on_write import CopyOnWrite
+from scheduler_svc.core.match import Match
 from scheduler_svc.core.plan import Capacity, Int32Array, Int64Array, SchedulerConfig, StepId
 from scheduler_svc.core.prefix_index import PrefixIndex
 from scheduler_svc.core.rows import Rows
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.stats import Counters
 
+ANY_STEP = StepId(1 << 62)
+"""Later than every step."""
 SETTLE_AT = 128
 """Full blocks of generated tokens that are hashed together at the latest."""
 
@@ -42,7 +43,9 @@ class BlockManager:
         self._fingerprint = capacity.model_fingerprint
         self._rows = rows
         self._seed = config.hash_seed
+        self.copies = CopyOnWrite(rows, self.pool, counters, self._take)
         self._enabled = config.prefix_cache
+        self._copies_prefixes = config.match_inside_blocks
         self._hash_block = hash_block
         self._zero: list[Int32Array] = []
         self._unsettled: list[tuple[Int64Array, Int32Array]] = []
@@ -55,28 +58,35 @@ class BlockManager:
         """Whether the sequence reads and publishes cached blocks."""
         return self._enabled and seq.request.use_prefix_cache
 
-    def match_prefix(self, seq: Sequence) -> Int32Array:
-        """[m] the cached blocks that begin this sequence's context; at least one token is left to compute.
+    def match_prefix(self, seq: Sequence, step_id: StepId) -> Match:
+        """What of this sequence's context is cached; at least one token is left to compute.
 
-        Valid only until the next change of the pool or the index.
+        step_id: the step being planned. Valid only until the next change of the pool or the index.
         """
         if not self.caches(seq):
-            return np.empty(0, np.int32)
+            return Match(np.empty(0, np.int32), 0, 0, 0)
         self.settle()
         self.hash_blocks(seq)
-        usable = (len(seq.tokens) - 1) // self.block_size
-        tokens = seq.tokens[: usable * self.block_size].reshape(usable, self.block_size)
-        return self.index.match(seq.keys[:usable], tokens, self._root(seq).uid)
+        size, root = self.block_size, self._root(seq).uid
+        usable = (len(seq.tokens) - 1) // size
+        tokens = seq.tokens[: usable * size].reshape(usable, size)
+        blocks = self.index.match(seq.keys[:usable], tokens, root)
+        uid = int(self.index.uids[blocks[-1]]) if len(blocks) else root
+        if not self._copies_prefixes:
+            return Match(blocks, 0, 0, uid)
+        source, count = self._match_inside(seq, len(blocks), uid, step_id)
+        return Match(blocks, source, count, uid)
 
-    def partial_match(self, seq: Sequence, hits: Int32Array) -> int:
-        """Tokens after the matched blocks, but the last, that a cached block holds too: a whole block cannot
-        give them."""
-        if not self.caches(seq):
+    def lost_to_alignment(self, seq: Sequence, match: Match, step_id: StepId) -> int:
+        """Tokens that a cached block holds too, where none is copied for them."""
+        if not self.caches(seq) or self._copies_prefixes:
             return 0
-        start = len(hits) * self.block_size
+        return self._match_inside(seq, len(match.blocks), match.uid, step_id)[1]
+
+    def _match_inside(self, seq: Sequence, blocks: int, uid: int, step_id: StepId) -> tuple[int, int]:
+        start = blocks * self.block_size
         end = min(start + self.block_size, len(seq.tokens) - 1)
-        parent = int(self.index.uids[hits[-1]]) if len(hits) else self._root(seq).uid
-        return self.index.partial_match(seq.tokens[start:end], parent)
+        return self.index.partial_match(seq.tokens[start:end], uid, step_id)
 
     def hash_blocks(self, seq: Sequence) -> None:
         """Hashes those full blocks of the sequence's tokens that have no key yet."""
@@ -91,9 +101,10 @@ class BlockManager:
             keys = chain_keys(self._hash_block, parent, tokens, self.block_size)
             seq.keys = np.concatenate((seq.keys, keys)) if done else keys
 
-    def start(self, seq: Sequence, hits: Int32Array, final: int, batch: BatchBuilder) -> int:
-        """Gives the sequence a row whose table begins with the hit blocks; returns the row."""
-        row = self._rows.set_up(seq, len(hits) * self.block_size, final)
+    def start(self, seq: Sequence, match: Match, final: int, batch: BatchBuilder) -> int:
+        """Gives the sequence a row whose table begins with what is cached; returns the row."""
+        hits = match.blocks
+        row = self._rows.set_up(seq, len(hits) * self.block_size + match.count, final)
         rows = self._rows
         rows.caches[row] = self.caches(seq)
         if len(hits):
@@ -105,6 +116,8 @@ class BlockManager:
         elif rows.caches[row]:
             root = self._root(seq)
             rows.tail_uid[row], rows.tail_key[row] = root.uid, root.key
+        if match.count:
+            self.copies.begin(row, match.source, batch)
         return row
 
     def coverable(self, row: int) -> int:
@@ -176,16 +189,34 @@ class BlockManager:
         table.tail_key[rows] = keys
         self.pool.cached[blocks] = True
 
-    def release(self, row: int) -> Int32Array:
-        """Ends the row's stay and gives back its blocks, the last first; returns those that are now without
-        content.
+    def release(self, row: int, *, trusted: bool) -> None:
+        """Ends the row's stay and gives back its blocks, the last first.
+
+        trusted: what it wrote is right; else those of its blocks that nobody else can see are zeroed.
         """
         self.settle()
+        if trusted:
+            self._publish_tail(row)
         blocks = self._rows.blocks_of(row)[::-1].copy()
         self._rows.release(row)
         self.pool.release(blocks)
-        empty: Int32Array = blocks[(self.pool.ref_count[blocks] == 0) & ~self.pool.cached[blocks]]
-        return empty
+        if not trusted:
+            self.zero_later(blocks[(self.pool.ref_count[blocks] == 0) & ~self.pool.cached[blocks]])
+
+    def _publish_tail(self, row: int) -> None:
+        """Makes the row's last, partly filled block findable, as far as answered steps have written it."""
+        rows, size = self._rows, self.block_size
+        known = int(rows.known[row])
+        if not (self._copies_prefixes and rows.caches[row] and known > rows.prefix_len[row]):
+            return
+        at, fill = divmod(known - 1, size)  # the newest token may not be computed yet
+        block = int(rows.table[row, at]) if fill else 0
+        if not fill or self.pool.cached[block] or self.pool.ref_count[block] != 1:
+            return
+        tokens, parent = rows.history[row, known - 1 - fill : known - 1], int(rows.tail_uid[row])
+        if self.index.partial_match(tokens, parent, ANY_STEP)[1] < fill:
+            self.index.publish_tail(block, tokens, parent)
+            self.pool.cached[block] = True
 
     def flush(self, namespace: str | None) -> int:
         """Nothing that was computed so far, of one namespace or of all, is found any more; returns the blocks

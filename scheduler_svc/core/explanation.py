@@ -7,11 +7,12 @@ sequence needs is what the next admission will compare with the pool, unless som
 from dataclasses import dataclass
 from enum import Enum
 
+from scheduler_svc.core.block_manager import ANY_STEP
 from scheduler_svc.core.inspection import view_of
 from scheduler_svc.core.lifecycle import Lifecycle
 from scheduler_svc.core.plan import Int32Array, SchedulerConfig, SeqId, no_ids
 from scheduler_svc.core.preemption import choose_victim
-from scheduler_svc.core.prefill import Need, need_of, promised_blocks
+from scheduler_svc.core.prefill import Need, admission_of, promised_blocks
 from scheduler_svc.core.sequence import Sequence, SequenceView
 from scheduler_svc.core.session import Session
 from scheduler_svc.core.stats import Counters
@@ -66,10 +67,13 @@ def explain(
     lifecycle: Lifecycle, config: SchedulerConfig, counters: Counters, seq: Sequence, now: float
 ) -> Explanation:
     """Costs a walk over the queue, and a look-up in the prefix index for a sequence that waits."""
-    session, waits = lifecycle.session, seq.row < 0
+    subject = seq.leader or seq  # a branch waits until the one that leads it is computed
+    session, waits = lifecycle.session, subject.row < 0
     waiting = lifecycle.waiting.sequences() if waits else []
-    before = sorted((other for other in waiting if other.order < seq.order), key=lambda other: other.order)
-    need = _need(session, config, counters, seq) if waits and session is not None else None
+    before = sorted(
+        (other for other in waiting if other.order < subject.order), key=lambda other: other.order
+    )
+    need = _need(session, config, counters, subject) if waits and session is not None else None
     promised = promised_blocks(session) if session is not None else 0
     pool = session.manager.pool if session is not None else None
     running = session.rows.running() if session is not None else []
@@ -93,9 +97,9 @@ def explain(
 
 def _need(session: Session, config: SchedulerConfig, counters: Counters, seq: Sequence) -> Need:
     collisions = counters.prefix_collisions
-    hits = session.manager.match_prefix(seq)
+    _, need = admission_of(session, config, seq, ANY_STEP)
     counters.prefix_collisions = collisions  # a look is no look-up of a request
-    return need_of(session, config, seq, hits)
+    return need
 
 
 def _reasons(session: Session | None, need: Need | None, promised: int, ahead: int) -> tuple[WaitReason, ...]:

@@ -36,8 +36,11 @@ class Step:
 
     def tenure_of(self, row: int) -> Tenure | None:
         """The stay that this row stood for, None when the step does not hold the row."""
-        at = np.flatnonzero(self.rows == row)
-        return (row, int(self.tenures[at[0]])) if len(at) else None
+        for rows, tenures in ((self.rows, self.tenures), (self.sample_rows, self.sample_tenures)):
+            at = np.flatnonzero(rows == row)
+            if len(at):
+                return row, int(tenures[at[0]])
+        return None
 
 
 class InFlight:
@@ -77,7 +80,8 @@ class InFlight:
     def tainted_by(self, failed: set[Tenure]) -> tuple[set[Tenure], list[tuple[Step, Chunk]]]:
         """All stays whose content is wrong when the failed ones' is, and their chunks in flight.
 
-        A stay that hit a block which a tainted chunk was still to write is tainted itself, and so on.
+        A stay that hit a block which a tainted chunk was still to write is tainted itself, so is one that
+        forked off a tainted chunk, and so on.
         """
         tainted = set(failed)
         wrong_blocks: set[int] = set()
@@ -89,7 +93,7 @@ class InFlight:
             for step, chunk in rest:
                 stay = (chunk.row, chunk.tenure)
                 if stay in tainted or not wrong_blocks.isdisjoint(chunk.pending.tolist()):
-                    tainted.add(stay)
+                    tainted.update((stay, *chunk.forks))
                     wrong_blocks.update(block for part in chunk.published for block in part.tolist())
                     found.append((step, chunk))
                 else:

@@ -53,7 +53,7 @@ def pool_map_of(session: Session | None) -> PoolMap:
     pool, rows, size = session.manager.pool, session.rows, session.capacity.block_size
     state = np.where(pool.ref_count > 0, BlockState.ACTIVE, BlockState.FREE).astype(np.uint8)
     state[(pool.ref_count == 0) & pool.cached] = BlockState.EVICTABLE
-    fill = np.where(pool.cached, size, 0).astype(np.int32)
+    fill = np.where(pool.cached, session.manager.index.fill, 0).astype(np.int32)
     for seq in rows.running():
         table = rows.blocks_of(seq.row)
         filled = np.clip(rows.scheduled[seq.row] - np.arange(len(table), dtype=np.int32) * size, 0, size)
@@ -86,7 +86,13 @@ def view_of(lifecycle: Lifecycle, seq: Sequence) -> SequenceView:
 
 
 def _unfilled(session: Session) -> int:
-    """Slots of active blocks that hold no token: only a row's last block, which nobody shares, has any."""
+    """Slots of active blocks that hold no token: only the last blocks of rows have any, those that branches
+    share right after a fork counted once.
+    """
     rows = session.rows
     used = rows.in_use()
-    return int((rows.num_blocks[used].astype(np.int64) * rows.block_size - rows.scheduled[used]).sum())
+    unfilled = rows.num_blocks[used].astype(np.int64) * rows.block_size - rows.scheduled[used]
+    forked = rows.forked[used]
+    last = [int(rows.blocks_of(row)[-1]) for row in used[forked].tolist()]
+    shared: dict[int, int] = dict(zip(last, unfilled[forked].tolist(), strict=True))
+    return int(unfilled[~forked].sum()) + sum(shared.values())

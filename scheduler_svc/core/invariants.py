@@ -44,14 +44,17 @@ def check_plan(lifecycle: Lifecycle, plan: StepPlan) -> list[str]:
     slots = plan.slot_mapping
     if len(np.unique(slots)) != len(slots):
         found.append("I7: two tokens of one step share a slot")
-    written = np.unique(slots // size)
+    written = np.unique(np.concatenate((slots // size, plan.copy_pairs[:, 1])))
     pool, index = session.manager.pool, session.manager.index
+    branches = plan.sample_rows[~np.isin(plan.sample_rows, plan.rows)]
+    forked = plan.table_blocks[np.isin(plan.table_rows, branches)]  # they join when it is written
     for block in written.tolist():
         published = bool(pool.cached[block])
         if published and index.published_in[block] != plan.step_id:
             found.append(f"I4: block {block} is written although it was findable before")
-        if not published and pool.ref_count[block] != 1:
-            found.append(f"I4: block {block} is written by one of its {pool.ref_count[block]} holders")
+        holders = int(pool.ref_count[block] - np.count_nonzero(forked == block))
+        if not published and holders != 1:
+            found.append(f"I4: block {block} is written by one of its {holders} holders")
     fresh = set(plan.table_blocks.tolist())
     for block in plan.zero_blocks.tolist():
         in_use = pool.ref_count[block] > 0 and block not in fresh
@@ -62,10 +65,13 @@ def check_plan(lifecycle: Lifecycle, plan: StepPlan) -> list[str]:
 
 def _sequences(lifecycle: Lifecycle) -> Iterator[str]:
     """Each live sequence is in the queue or in one row."""
-    waiting = {seq.seq_id for seq in lifecycle.waiting.sequences()}
-    running = {seq.seq_id for seq in lifecycle.session.rows.running()} if lifecycle.session else set()
-    if waiting & running or waiting | running != set(lifecycle.live):
-        yield f"live {sorted(lifecycle.live)}, but waiting {sorted(waiting)} and running {sorted(running)}"
+    queue = lifecycle.waiting.sequences()
+    rows = lifecycle.session.rows.running() if lifecycle.session else []
+    places = [seq.seq_id for seq in (*queue, *rows)]
+    places += [follower.seq_id for leader in (*queue, *rows) for follower in leader.followers]
+    running = {seq.seq_id for seq in rows}
+    if sorted(places) != sorted(lifecycle.live):
+        yield f"live {sorted(lifecycle.live)}, but waiting, running or led {sorted(places)}"
     for seq in lifecycle.live.values():
         if (seq.state is SeqState.RUNNING) != (seq.row >= 0) or (seq.row >= 0) != (seq.seq_id in running):
             yield f"sequence {seq.seq_id} is {seq.state.value} in row {seq.row}"
@@ -101,7 +107,7 @@ def _index(session: Session) -> Iterator[str]:
     alive = set(index.uids[cached].tolist())
     for block in cached:
         uid, parent = int(index.uids[block]), int(index.parents[block])
-        content = (parent, index.tokens[block].tobytes())
+        content = (parent, index.tokens[block, : index.fill[block]].tobytes())
         if uid <= 0 or uid_of.setdefault(content, uid) != uid:
             yield f"I3: block {block} has uid {uid}, its content {uid_of[content]}"
         if parent >= 0 and parent not in alive:
@@ -122,6 +128,9 @@ def _tables(session: Session) -> Iterator[str]:
             yield f"I5: sequence {seq.seq_id} holds {held} blocks for {scheduled} tokens"
         if rows.room[row] != held * size - scheduled:
             yield f"I5: row {row} counts {rows.room[row]} free slots"
+        shared = bool(rows.room[row]) and session.manager.pool.ref_count[rows.blocks_of(row)[-1]] > 1
+        if shared and not rows.forked[row]:
+            yield f"I4: row {row} is to write its last block, which others hold"
         if len(np.unique(rows.blocks_of(row))) != held:
             yield f"I5: sequence {seq.seq_id} holds a block twice"
         computed_from = 0 if row in rows.prefilling else int(rows.known[row]) - 1

@@ -1,11 +1,12 @@
 """The live sequences: how each begins, waits again and ends.
 
-Owns the live set, the queue and the notices; does not decide who runs. Invariant: a live sequence is either
-in the queue or in a row, and one that ended is known to nobody here.
+Owns the live set, the queue and the notices; does not decide who runs. Invariant: a live sequence is in the
+queue, in a row, or a follower of one that is, and one that ended is known to nobody here.
 """
 
 import numpy as np
 
+from scheduler_svc.core.groups import leave, new_group
 from scheduler_svc.core.kv_events import KvLog
 from scheduler_svc.core.plan import Admitted, Finished, FinishReason, NewRequest, Notices, SeqId
 from scheduler_svc.core.sequence import SeqState, Sequence
@@ -26,15 +27,21 @@ class Lifecycle:
         self._finished: list[Finished] = []
 
     def add(self, request: NewRequest, now: float) -> Sequence:
-        """A new live sequence at the end of its priority's queue. Raises ValueError if the id is live."""
-        if request.seq_id in self.live:
-            raise ValueError(f"seq_id {request.seq_id} is live")
-        tokens = np.asarray(request.prompt, np.int32)
-        seq = Sequence(request, self._arrivals, now, tokens)
-        self._arrivals += 1
-        self.live[request.seq_id] = seq
-        self.waiting.push(seq)
-        return seq
+        """The leader of the request's new live sequences, at the end of its priority's queue.
+
+        Raises ValueError if one of their ids is live, or n is not positive.
+        """
+        if request.n < 1:
+            raise ValueError(f"n is {request.n}")
+        for seq_id in range(request.seq_id, request.seq_id + request.n):
+            if seq_id in self.live:
+                raise ValueError(f"seq_id {seq_id} is live")
+        leader = new_group(request, self._arrivals, now, np.asarray(request.prompt, np.int32))
+        self._arrivals += request.n
+        for seq in (leader, *leader.followers):
+            self.live[seq.seq_id] = seq
+        self.waiting.push(leader)
+        return leader
 
     def note_admitted(self, admitted: list[Admitted]) -> None:
         self._admitted += admitted
@@ -57,32 +64,37 @@ class Lifecycle:
     ) -> None:
         """The sequence's end, whatever it was doing; gives back its row and blocks.
 
-        zero: what it wrote is not to be trusted.
+        zero: what it wrote is not to be trusted. If others waited for it to compute the prompt, one of them
+        waits in its place.
         """
         if output_len is None:
             output_len = self.output_len(seq)
-        if seq.row < 0:
+        if self.session is not None and seq.row >= 0:
+            self.session.release(seq.row, zero=zero)
+        elif seq.leader is None:
             self.waiting.remove(seq)
-        elif self.session is not None:
-            blocks = self.session.release(seq.row)
-            if zero:
-                self.session.manager.zero_later(blocks)
+        heir = leave(seq)
+        if heir is not None:
+            self.waiting.push(heir)
         seq.state = SeqState.FINISHED
         del self.live[seq.seq_id]
         finished = Finished(
             seq.seq_id, reason, output_len, seq.prompt_len, seq.cached_prompt_tokens, seq.preemptions,
-            matched_token, error,
+            matched_token, error, seq.blocks_saved,
         )  # fmt: skip
         self._finished.append(finished)
+
+    def end_group(self, leader: Sequence, reason: FinishReason, error: str = "") -> None:
+        """Ends a sequence and those that wait for it."""
+        for seq in (*leader.followers, leader):
+            self.end(seq, reason, error=error)
 
     def requeue(self, seq: Sequence, *, zero: bool = False) -> None:
         """A running sequence waits again with the tokens it has. zero: what it wrote is not to be trusted."""
         session = self.session
         assert session is not None
         seq.tokens = session.rows.tokens_of(seq.row)
-        blocks = session.release(seq.row)
-        if zero:
-            session.manager.zero_later(blocks)
+        session.release(seq.row, zero=zero)
         seq.state = SeqState.PREEMPTED
         self.waiting.push(seq)
 

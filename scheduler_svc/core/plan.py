@@ -10,6 +10,7 @@ from typing import NewType
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 BlockId = NewType("BlockId", int)
 SeqId = NewType("SeqId", int)
@@ -27,6 +28,15 @@ def no_ids() -> Int32Array:
     return np.empty(0, np.int32)
 
 
+def branch_seed(seed: int, branch: int) -> int:
+    """The seed of one branch of a request: the request's own for branch 0, so that branch i equals the single
+    run with this seed.
+    """
+    if branch == 0:
+        return seed
+    return xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little") + branch.to_bytes(8, "little"))
+
+
 class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
@@ -38,6 +48,7 @@ class FinishReason(Enum):
 class RefusalReason(Enum):
     EXCEEDS_MODEL_LEN = "EXCEEDS_MODEL_LEN"
     EXCEEDS_KV_POOL = "EXCEEDS_KV_POOL"
+    EXCEEDS_ROWS = "EXCEEDS_ROWS"
     EMPTY_PROMPT = "EMPTY_PROMPT"
 
 
@@ -58,8 +69,9 @@ class SchedulerConfig:
 
     max_num_seqs: rows of a step. max_num_batched_tokens: new tokens of a step. max_prefill_chunk: new tokens
     of one row in a step (0: no bound but the budget). watermark_blocks: blocks left free by an admission, but
-    on an empty pool; more when many sequences run. depth: steps in flight (1 or 2). hash_seed: 16 random
-    bytes, the root parent of the prefix index.
+    on an empty pool; more when many sequences run. depth: steps in flight (1 or 2). match_inside_blocks: a
+    cached block that begins as the prompt goes on is copied. hash_seed: 16 random bytes, the root parent of
+    the prefix index.
     """
 
     max_num_seqs: int = 256
@@ -68,6 +80,7 @@ class SchedulerConfig:
     watermark_blocks: int = 1
     depth: int = 2
     prefix_cache: bool = True
+    match_inside_blocks: bool = True
     hash_seed: bytes = bytes(16)
 
 
@@ -119,7 +132,9 @@ class SamplingParams:
 class NewRequest:
     """A request as the core sees it.
 
-    seq_id: unique over the core's life, rising with arrival. max_tokens None: to the context limit.
+    seq_id: unique over the core's life, rising with arrival. n: branches that sample the one prompt,
+    sequences seq_id to seq_id + n - 1; sampling.seed is branch 0's, see `branch_seed`. max_tokens None: to
+    the context limit.
     stop_token_ids: all ids that end the sequence once min_tokens are out (the shell has joined EOS and user
     ids). priority: smaller first. namespace: prefix cache namespace. use_prefix_cache: False
     neither reads the prefix cache nor publishes. Stop strings are the shell's: it calls `Scheduler.stop`.
@@ -155,7 +170,8 @@ class RowSetup:
 class StepPlan:
     """One step, exact but for the values of ids still in flight. Arrays are int32.
 
-    R rows, T new tokens, S samples. Applied in this order: `released_rows`, `setups`, table entries,
+    R rows, T new tokens, S samples (a row that a fork sets up samples without being among the R). Applied in
+    this order: `released_rows`, `setups`, table entries,
     `zero_blocks`, `copy_pairs`, then the forward pass. Row state is that of the worker's session: the first
     plan after `Scheduler.worker_ready` builds on no row at all.
     """
@@ -206,7 +222,10 @@ class TokenEvents:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a sequence. output_len: tokens delivered. matched_token: the stop id, when one ended it."""
+    """The end of a sequence. output_len: tokens delivered. matched_token: the stop id, when one ended it.
+
+    blocks_saved: those that it shared with the other branches of its request at the fork.
+    """
 
     seq_id: SeqId
     reason: FinishReason
@@ -221,7 +240,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A sequence got its first row; cached_prompt_tokens came from the prefix cache."""
+    """A request got its first row; seq_id is its first sequence's. cached_prompt_tokens came from the prefix
+    cache.
+    """
 
     seq_id: SeqId
     cached_prompt_tokens: int

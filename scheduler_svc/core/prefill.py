@@ -21,7 +21,9 @@ import numpy as np
 from scheduler_svc.core.admission import final_len
 from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.batch_builder import Chunk
-from scheduler_svc.core.plan import Admitted, Int32Array, SchedulerConfig, StepId
+from scheduler_svc.core.groups import disband
+from scheduler_svc.core.match import Match
+from scheduler_svc.core.plan import Admitted, SchedulerConfig, StepId
 from scheduler_svc.core.sequence import SeqState, Sequence
 from scheduler_svc.core.session import Blocked, Session
 from scheduler_svc.core.stats import Counters
@@ -38,7 +40,8 @@ class Need:
     """Blocks that an admission asks for.
 
     context: of its whole context. hits: those of them found in the prefix index. idle_hits: hits that nobody
-    holds; they stop being available too. reserve: left for the growth of those that run.
+    holds, a block to copy from among them; they stop being available too. reserve: left for the growth of
+    those that run and for further branches.
     """
 
     context: int
@@ -52,22 +55,40 @@ class Need:
         return self.context - self.hits + self.idle_hits + self.reserve
 
 
-def need_of(session: Session, config: SchedulerConfig, seq: Sequence, hits: Int32Array) -> Need:
-    """What the admission of a waiting sequence with these hits needs; no reserve while nobody runs."""
+def need_of(session: Session, config: SchedulerConfig, seq: Sequence, match: Match) -> Need:
+    """What the admission of a waiting sequence needs with what is cached of it; no reserve while nobody runs.
+
+    A block to copy from must stay while it is copied. Each further branch gets a block for its first token.
+    """
     manager, running = session.manager, session.rows.count
-    idle = int(np.count_nonzero(manager.pool.ref_count[hits] == 0))
-    reserve = max(config.watermark_blocks, running // RUNNING_PER_RESERVED_BLOCK) if running else 0
-    return Need(manager.blocks_for(len(seq.tokens)), len(hits), idle, reserve)
+    idle = int(np.count_nonzero(manager.pool.ref_count[match.used] == 0))
+    reserve = max(config.watermark_blocks, running // RUNNING_PER_RESERVED_BLOCK) + len(seq.followers)
+    return Need(manager.blocks_for(len(seq.tokens)), len(match.blocks), idle, reserve if running else 0)
+
+
+def admission_of(
+    session: Session, config: SchedulerConfig, seq: Sequence, step_id: StepId
+) -> tuple[Match, Need]:
+    """What is cached of a waiting sequence, as far as there is room to use it, and what its admission needs.
+
+    step_id: the step being planned.
+    """
+    match = session.manager.match_prefix(seq, step_id)
+    need = need_of(session, config, seq, match)
+    if match.count and need.total > session.manager.pool.available - promised_blocks(session):
+        match = match.whole_blocks()  # the block to copy from is one more that must stay
+        need = need_of(session, config, seq, match)
+    return match, need
 
 
 def promised_blocks(session: Session) -> int:
-    """Blocks that the contexts of rows under prefill still lack."""
+    """Blocks that the contexts of rows under prefill and the copies after a fork still lack."""
     rows, manager = session.rows, session.manager
     held_and_needed = (
-        (int(rows.num_blocks[row]), manager.blocks_for(len(seq.tokens)))
+        (int(rows.num_blocks[row]), manager.blocks_for(len(seq.tokens)) + len(seq.followers))
         for row, seq in rows.prefilling.items()
     )
-    return sum(needed - held for held, needed in held_and_needed)
+    return sum(needed - held for held, needed in held_and_needed) + rows.num_forked
 
 
 @dataclass(slots=True)
@@ -135,42 +156,55 @@ class PrefillPass:
         if len(published):
             chunk.published.append(published)
         rows.advance(row, chunk.end)
+        if chunk.completes:
+            self._fork(chunk)
         if seq.admissions > 1:
             self.counters.recomputed_tokens += count
         else:
             self.counters.prompt_tokens_computed += count
         return count
 
+    def _fork(self, chunk: Chunk) -> None:
+        """The prompt of a request with several branches is computed: each gets a row."""
+        for seq in disband(chunk.seq):
+            row = self.session.manager.copies.fork(chunk.row, seq, self.session.batch)
+            chunk.forks.append((row, int(self.session.rows.tenure[row])))
+
     def _admit(self, seq: Sequence) -> bool:
-        """Gives the head of the queue a row if its whole context fits, with a reserve unless nobody runs."""
+        """Gives the head of the queue a row if its whole context fits, with a reserve unless nobody runs.
+
+        Each further branch needs a row, and one block for its first own token.
+        """
         session, manager = self.session, self.session.manager
+        if len(seq.followers) >= session.rows.num_free:
+            return False
         spare, running = manager.pool.available - promised_blocks(session), session.rows.count
         if running and session.blocked.holds(seq.arrival, spare, manager.index.num_published):
             return False
-        hits = manager.match_prefix(seq)
-        needed = need_of(session, self.config, seq, hits).total
-        if needed > spare:
-            session.blocked = Blocked(seq.arrival, needed, manager.index.num_published)
+        match, need = admission_of(session, self.config, seq, self.step_id)
+        if need.total > spare:
+            session.blocked = Blocked(seq.arrival, need.total, manager.index.num_published)
             return False
-        self._start(self.waiting.pop(), hits)
+        self._start(self.waiting.pop(), match)
         return True
 
-    def _start(self, seq: Sequence, hits: Int32Array) -> None:
+    def _start(self, seq: Sequence, match: Match) -> None:
         session, manager = self.session, self.session.manager
-        self._count_lookup(seq, hits)
-        pending = hits[manager.index.published_in[hits] > session.applied]
-        row = manager.start(seq, hits, final_len(seq.request, session.capacity), session.batch)
+        start = len(match.blocks) * manager.block_size + match.count
+        self._count_lookup(seq, match, start)
+        pending = match.used[manager.index.published_in[match.used] > session.applied]
+        row = manager.start(seq, match, final_len(seq.request, session.capacity), session.batch)
         session.batch.set_up_row(seq)
-        start = len(hits) * manager.block_size
         self.chunks[row] = Chunk(seq, row, int(session.rows.tenure[row]), start, start, pending)
         if seq.preempted_at is not None:
             self.ages.preempted.observe(np.array([manager.pool.clock.now - seq.preempted_at]))
             seq.preempted_at = None
         seq.state = SeqState.RUNNING
 
-    def _count_lookup(self, seq: Sequence, hits: Int32Array) -> None:
+    def _count_lookup(self, seq: Sequence, match: Match, hit: int) -> None:
         counters, manager = self.counters, self.session.manager
-        hit = len(hits) * manager.block_size
+        counters.prefix_copied_tokens += match.count
+        counters.prefix_copies += int(match.count > 0)
         looked_up = len(seq.tokens) if manager.caches(seq) else 0
         if seq.admissions:
             counters.recompute_lookup_tokens += looked_up
@@ -178,7 +212,7 @@ class PrefillPass:
         else:
             counters.prefix_lookup_tokens += looked_up
             counters.prefix_hit_tokens += hit
-            counters.prefix_alignment_lost_tokens += manager.partial_match(seq, hits)
+            counters.prefix_alignment_lost_tokens += manager.lost_to_alignment(seq, match, self.step_id)
             seq.cached_prompt_tokens = hit
-            self.admitted.append(Admitted(seq.seq_id, hit))
+            self.admitted.append(Admitted(seq.request.seq_id, hit))
         seq.admissions += 1

@@ -1,12 +1,13 @@
-"""Full blocks that can be found again by content: keys, identities and token ids in flat arrays, a bucket
-table over them.
+"""Blocks that can be found again by content: keys, identities and token ids in flat arrays, a bucket table
+over them.
 
 Owns which block holds which content; does not know sequences or reference counts. Invariant: a block is found
 only after its key, its token ids and its parent's identity agree, so a hash collision costs a miss and never
 a wrong hit.
 
 A *uid* names one content: two blocks have the same uid if and only if their token ids and their parents' uids
-are equal, which was verified when they were published. So comparing uids compares whole prefixes.
+are equal, which was verified when they were published. So comparing uids compares whole prefixes. A full
+block is found by its key; what follows a block, full or not, by the identity of its parent.
 """
 
 import numpy as np
@@ -36,6 +37,7 @@ class PrefixIndex:
         self.tokens: Int32Array = np.zeros((num_blocks, block_size), np.int32)
         self.key_low: UInt64Array = np.zeros(num_blocks + 1, np.uint64)
         self.key_high: UInt64Array = np.zeros(num_blocks + 1, np.uint64)
+        self.fill: Int32Array = np.zeros(num_blocks, np.int32)  # tokens; less than block_size: a tail
         self.uids: Int64Array = np.zeros(num_blocks + 1, np.int64)  # 0: not in the index
         self.parents: Int64Array = np.zeros(num_blocks + 1, np.int64)
         self.published_in: Int64Array = np.zeros(num_blocks, np.int64)
@@ -100,49 +102,68 @@ class PrefixIndex:
         self._insert(blocks, keys, tokens, uids, parents, 0)
         return uids
 
+    def publish_tail(self, block: int, tokens: Int32Array, parent_uid: int) -> None:
+        """Makes a computed block findable that holds these tokens [fewer than block_size] after its
+        parent.
+        """
+        at = np.array([block], np.int32)
+        self.tokens[block, : len(tokens)], self.tokens[block, len(tokens) :] = tokens, 0
+        self.fill[block], self.key_low[block], self.key_high[block] = len(tokens), 0, 0
+        self.uids[block], self.parents[block] = self._new_uids(1)[0], parent_uid
+        self._by_parent.push(at, self._child_buckets(self.parents[at], tokens[:1]))
+        self._note_published(at)
+
     def remove(self, blocks: Index) -> None:
         """These blocks are not findable any more."""
         if self.log is not None:
             self.log.removed(blocks, self.uids[blocks])
-        self._by_key.remove(blocks)
+        full = self.fill[blocks] == self.block_size
+        self._by_key.remove(blocks if full.all() else blocks[full])
         self._by_parent.remove(blocks)
         self.uids[blocks] = 0
         self.published_in[blocks] = 0
         self.num_entries -= len(blocks)
 
     def key_of(self, block: int) -> bytes:
-        """The 16 bytes of the key under which an indexed block is found."""
+        """The 16 bytes of the key under which an indexed block is found; none for a tail."""
+        if self.fill[block] < self.block_size:
+            return b""
         return int(self.key_low[block]).to_bytes(8, "little") + int(self.key_high[block]).to_bytes(
             8, "little"
         )
 
     def holds(self, block: int) -> bool:
-        """Whether the block is in the bucket of its key and in that of its parent; for audits."""
+        """Whether the block is in the bucket of its key, if it is full, and in that of its parent; for
+        audits.
+        """
         by_key = int(self.key_low[block] & self._mask)
         by_parent = int(self._child_buckets(self.parents[block : block + 1], self.tokens[block, :1])[0])
-        return block in self._by_key.walk(by_key) and block in self._by_parent.walk(by_parent)
+        keyed = self.fill[block] < self.block_size or block in self._by_key.walk(by_key)
+        return keyed and block in self._by_parent.walk(by_parent)
 
-    def partial_match(self, tokens: Int32Array, parent_uid: int) -> int:
-        """Leading tokens, less than a block, that some block after this parent shares with these [at most
-        block_size].
+    def partial_match(self, tokens: Int32Array, parent_uid: int, before: int) -> tuple[int, int]:
+        """(block, count) of the block after this parent that shares the most leading tokens with these [at
+        most block_size]; count 0 if none does.
 
-        Copying that block and going on in the copy would save them; today they are counted as lost to
-        alignment.
+        before: only blocks count that steps before this one write. Copying the block and going on in the copy
+        saves the shared tokens.
         """
         if not len(tokens):
-            return 0
+            return 0, 0
         bucket = self._child_buckets(np.array([parent_uid], np.int64), tokens[:1])
         siblings: list[int] = []
         at = int(self._by_parent.first(bucket)[0])
         while at != self._end and len(siblings) < MAX_SIBLINGS:
-            if self.uids[at] and self.parents[at] == parent_uid:
+            if self.parents[at] == parent_uid and self.published_in[at] < before:
                 siblings.append(at)
             at = int(self._by_parent.next[at])
         if not siblings:
-            return 0
+            return 0, 0
         differs = self.tokens[siblings, : len(tokens)] != tokens
         shared = np.where(differs.any(1), differs.argmax(1), len(tokens))
-        return int(shared.max())
+        shared = np.minimum(shared, self.fill[siblings])
+        best = int(shared.argmax())
+        return siblings[best], int(shared[best])
 
     def _first_with(self, keys: UInt64Array) -> Int32Array:
         """[k] for each key the first block of its bucket that stores it, `_end` where none does."""
@@ -192,6 +213,7 @@ class PrefixIndex:
         step_id: int,
     ) -> None:
         self.tokens[blocks] = tokens
+        self.fill[blocks] = self.block_size
         self.key_low[blocks] = keys[:, 0]
         self.key_high[blocks] = keys[:, 1]
         self.uids[blocks] = uids
@@ -199,6 +221,9 @@ class PrefixIndex:
         self.published_in[blocks] = step_id
         self._by_key.push(blocks, (keys[:, 0] & self._mask).astype(np.int64))
         self._by_parent.push(blocks, self._child_buckets(parents, tokens[:, 0]))
+        self._note_published(blocks)
+
+    def _note_published(self, blocks: Index) -> None:
         self.num_entries += len(blocks)
         self.num_published += len(blocks)
         if self.log is not None:
@@ -225,10 +250,16 @@ class PrefixIndex:
         mine: Int32Array = blocks[above[np.searchsorted(uids, self.uids[blocks])] == root_uid]
         return mine
 
-    def _described(self, blocks: Int32Array) -> BlocksStored:
+    def _described(self, blocks: Index) -> BlocksStored:
         keys = np.stack((self.key_low[blocks], self.key_high[blocks]), 1)
-        fills = np.full(len(blocks), self.block_size, np.int32)
-        return BlocksStored(blocks, keys, self.uids[blocks], self.parents[blocks], fills, self.tokens[blocks])
+        return BlocksStored(
+            blocks.astype(np.int32),
+            keys,
+            self.uids[blocks],
+            self.parents[blocks],
+            self.fill[blocks],
+            self.tokens[blocks],
+        )
 
     def _child_buckets(self, parents: Int64Array, first_tokens: Int32Array) -> Int64Array:
         mixed = (parents.view(np.uint64) + first_tokens.astype(np.uint64)) * _MIX

@@ -28,7 +28,7 @@ class Rows:
     ends by length with one more. min_len: up to so many tokens a stop id does not end it. prefix_len: tokens
     known at admission: blocks within them are published when they are scheduled, later ones when their ids
     are known. next_slot, room: where the next token goes, and how many fit from there to the end of the last
-    block.
+    block. forked: whether that block came from a fork, so that other tables may name it.
     """
 
     def __init__(self, max_rows: int, block_size: int) -> None:
@@ -47,11 +47,17 @@ class Rows:
         self.num_blocks: Int32Array = np.zeros(max_rows, np.int32)
         self.next_slot: Int32Array = np.zeros(max_rows, np.int32)
         self.room: Int32Array = np.zeros(max_rows, np.int32)
+        self.forked: npt.NDArray[np.bool_] = np.zeros(max_rows, np.bool_)
+        self.num_forked = 0
         self.caches: npt.NDArray[np.bool_] = np.zeros(max_rows, np.bool_)  # its blocks are published
         self.tail_uid: Int64Array = np.zeros(max_rows, np.int64)  # of the last published block, or the root
         self.tail_key: UInt64Array = np.zeros((max_rows, 2), np.uint64)
         self.history: Int32Array = np.zeros((max_rows, _FIRST_COLUMNS), np.int32)
         self.table: Int32Array = np.zeros((max_rows, max(1, _FIRST_COLUMNS // block_size)), np.int32)
+        self._state = (
+            self.known, self.scheduled, self.left, self.last, self.min_len, self.prompt_len, self.prefix_len,
+            self.num_blocks, self.next_slot, self.room, self.caches, self.tail_uid, self.tail_key,
+        )  # fmt: skip
         self.prefilling: dict[int, Sequence] = {}  # rows whose context at admission is not all scheduled
         self.used = 0  # all set-up rows are below it
         self.num_releases = 0
@@ -65,7 +71,8 @@ class Rows:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Rows that nobody holds and no branch of a prompt under way will need."""
+        return len(self._free) - sum(len(seq.followers) for seq in self.prefilling.values())
 
     @property
     def count(self) -> int:
@@ -92,11 +99,7 @@ class Rows:
 
     def set_up(self, seq: Sequence, cached: int, final: int) -> int:
         """Gives the sequence the lowest free row, with its first `cached` tokens already computed."""
-        row = heapq.heappop(self._free)
-        self.used = max(self.used, row + 1)
-        self.sequence[row], seq.row = seq, row
-        self.seq_id[row] = seq.seq_id
-        self.tenure[row] += 1
+        row = self._occupy(seq)
         length = len(seq.tokens)
         self._longest = max(self._longest, length)
         self._widen_history()
@@ -106,9 +109,36 @@ class Rows:
         self.prompt_len[row], self.last[row] = seq.prompt_len, final - 1
         self.min_len[row] = seq.prompt_len + seq.request.min_tokens
         self.num_blocks[row] = self.room[row] = 0
+        self.prefilling[row] = seq
+        return row
+
+    def fork(self, parent: int, seq: Sequence) -> int:
+        """Gives the sequence the lowest free row, a copy of the parent's, table and all; returns it."""
+        row = self._occupy(seq)
+        for column in self._state:
+            column[row] = column[parent]
+        known, held = int(self.known[row]), int(self.num_blocks[row])
+        self.history[row, :known] = self.history[parent, :known]
+        self.table[row, :held] = self.table[parent, :held]
+        for shared in (parent, row):
+            self.mark_forked(shared, bool(self.room[row]))
+        self.num_arrivals += 1
+        return row
+
+    def mark_forked(self, row: int, forked: bool) -> None:
+        """Notes whether the row's last block came from a fork."""
+        self.num_forked += int(forked) - int(self.forked[row])
+        self.forked[row] = forked
+
+    def _occupy(self, seq: Sequence) -> int:
+        """A stay of the sequence in the lowest free row begins."""
+        row = heapq.heappop(self._free)
+        self.used = max(self.used, row + 1)
+        self.sequence[row], seq.row = seq, row
+        self.seq_id[row] = seq.seq_id
+        self.tenure[row] += 1
         for token in seq.request.stop_token_ids:
             self._stop_filter[token % _STOP_FILTER] += 1
-        self.prefilling[row] = seq
         return row
 
     def release(self, row: int) -> None:
@@ -120,6 +150,7 @@ class Rows:
         self.tenure[row] += 1
         self.num_releases += 1
         self.scheduled[row] = self.left[row] = 0
+        self.mark_forked(row, False)
         for token in seq.request.stop_token_ids:
             self._stop_filter[token % _STOP_FILTER] -= 1
         self.prefilling.pop(row, None)
@@ -152,6 +183,13 @@ class Rows:
         self._widen_table()
         self.table[row, held : held + len(blocks)] = blocks
         self.num_blocks[row] = held + len(blocks)
+
+    def replace_last_block(self, row: int, block: int) -> int:
+        """Another block takes the last one's place, which is not full; returns its offset in the table."""
+        offset = int(self.num_blocks[row]) - 1
+        self.table[row, offset] = block
+        self.next_slot[row] = (block + 1) * self.block_size - self.room[row]
+        return offset
 
     def append_block_each(self, rows: Int64Array, blocks: Int32Array) -> Int32Array:
         """One more block for each of these rows, whose last is full; returns its offset in the row's table

@@ -81,11 +81,11 @@ class Scheduler:
         self._lifecycle.session = session
         session.manager.index.log = self._lifecycle.kv_log
         for seq in self._lifecycle.waiting.sequences():
-            refusal = refusal_of(seq.request, capacity)
+            refusal = refusal_of(seq.request, capacity, session.rows.max_rows)
             if refusal is not None:
                 outgrown = refusal.reason is RefusalReason.EXCEEDS_KV_POOL
                 reason = FinishReason.KV_POOL if outgrown else FinishReason.ERROR
-                self._lifecycle.end(seq, reason, error=refusal.message)
+                self._lifecycle.end_group(seq, reason, error=refusal.message)
             else:
                 self._end_if_outgrown(session, seq)
 
@@ -99,11 +99,11 @@ class Scheduler:
             self._lifecycle.close_session()
 
     def add(self, request: NewRequest, now: float) -> Refusal | None:
-        """Queues a request, or says why it can never run. Raises ValueError if its id is live."""
+        """Queues a request, or says why it can never run. Raises ValueError if an id of it is live."""
         session = self._lifecycle.session
         refusal = refusal_of_empty(request)
         if refusal is None and session is not None:
-            refusal = refusal_of(request, session.capacity)
+            refusal = refusal_of(request, session.capacity, session.rows.max_rows)
         if refusal is not None:
             return refusal
         seq = self._lifecycle.add(request, now)
@@ -166,7 +166,8 @@ class Scheduler:
         while True:
             decodes = session.rows.decodes()
             openers = session.rows.without_room(decodes)  # they need one more block
-            if len(openers) <= session.manager.pool.available:
+            needed = len(openers) + session.manager.copies.needed_before(decodes)
+            if needed <= session.manager.pool.available:
                 plan = self._plan(session, decodes, openers, admit)
                 if plan is not None or not session.rows.prefilling:
                     return plan
@@ -181,6 +182,7 @@ class Scheduler:
         step_id = StepId(self._last_step + 1)
         if len(openers):
             session.manager.open_blocks(openers, session.batch)
+        session.manager.copies.before_writes(decodes, session.batch)
         chunks: list[Chunk] = []
         if session.rows.prefilling or (admit and self._lifecycle.waiting and session.rows.num_free):
             chunks = self._prefill(session, step_id, session.budget - len(decodes), admit)
@@ -188,6 +190,7 @@ class Scheduler:
             return None
         self._last_step = step_id
         plan = session.batch.build(step_id, decodes, chunks, session.manager.take_zero_blocks())
+        session.manager.copies.let_go()
         self._remember(session, plan, decodes, chunks)
         self._count(decodes, chunks)
         return plan
@@ -205,7 +208,7 @@ class Scheduler:
         tenures = rows.tenure[plan.rows]
         sample_rows, sample_tenures = decodes, tenures
         if chunks:
-            sampling = [chunk.row for chunk in chunks if chunk.completes]
+            sampling = [row for chunk in chunks for row in chunk.samplers]
             sample_rows = np.concatenate((decodes, np.array(sampling, np.int64)))
             sample_tenures = rows.tenure[sample_rows]
         step = Step(
@@ -238,7 +241,7 @@ class Scheduler:
     def _end_if_outgrown(self, session: Session, seq: Sequence) -> None:
         """A waiting sequence whose present context is larger than the pool can never come back."""
         if session.manager.blocks_for(len(seq.tokens)) > session.capacity.num_blocks:
-            self._lifecycle.end(seq, FinishReason.KV_POOL)
+            self._lifecycle.end_group(seq, FinishReason.KV_POOL)
 
     # Inspection
 

@@ -5,13 +5,13 @@ Invariant: `tokens` is the whole context whenever the sequence has no row; while
 at admission, and the row's history goes on from there.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
 
 from scheduler_svc.core.block_hash import UInt64Array
-from scheduler_svc.core.plan import Int32Array, NewRequest, SeqId
+from scheduler_svc.core.plan import Int32Array, NewRequest, SamplingParams, SeqId, branch_seed
 
 NO_ROW = -1
 
@@ -29,8 +29,10 @@ def _no_keys() -> UInt64Array:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A live request. arrival: its number in order of `add`; arrived_at: seconds on the caller's clock.
+    """One branch of a live request. arrival: its number in order of `add`; arrived_at: seconds on the
+    caller's clock.
 
+    followers: the branches that wait for this one to compute the prompt; leader: the one that this waits for.
     keys: [n, 2] of the full blocks of `tokens`, hashed once; keys_of: the (fingerprint, block_size) they are
     for.
     """
@@ -47,10 +49,20 @@ class Sequence:
     preemptions: int = 0
     preempted_at: float | None = None
     cached_prompt_tokens: int = 0
+    branch: int = 0
+    followers: list["Sequence"] = field(default_factory=list)
+    leader: "Sequence | None" = None
+    blocks_saved: int = 0
 
     @property
     def seq_id(self) -> SeqId:
-        return self.request.seq_id
+        return SeqId(self.request.seq_id + self.branch)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The request's parameters with this branch's seed."""
+        sampling = self.request.sampling
+        return replace(sampling, seed=branch_seed(sampling.seed, self.branch)) if self.branch else sampling
 
     @property
     def prompt_len(self) -> int:

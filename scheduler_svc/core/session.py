@@ -11,7 +11,7 @@ from scheduler_svc.core.batch_builder import BatchBuilder
 from scheduler_svc.core.block_hash import HashFunction
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.in_flight import InFlight
-from scheduler_svc.core.plan import Capacity, Int32Array, SchedulerConfig
+from scheduler_svc.core.plan import Capacity, SchedulerConfig
 from scheduler_svc.core.rows import Rows
 from scheduler_svc.core.stats import Counters
 
@@ -47,10 +47,10 @@ class Session:
     applied: int
     blocked: Blocked
 
-    def release(self, row: int) -> Int32Array:
-        """Ends a row's stay; returns those of its blocks that are now without content."""
+    def release(self, row: int, *, zero: bool) -> None:
+        """Ends a row's stay. zero: what it wrote is not to be trusted."""
         self.batch.release_row(row)
-        return self.manager.release(row)
+        self.manager.release(row, trusted=not zero)
 
 
 def row_limit(config: SchedulerConfig, budget: int, max_batch_seqs: int) -> int:

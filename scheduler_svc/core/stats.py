@@ -19,8 +19,10 @@ class Counters:
 
     Prefix counters are in tokens. lookup and hit: first admissions only; recompute_*: admissions after a
     preemption, a roll-back or a lost worker. alignment_lost: tokens that a cached block holds too but that a
-    whole block could not give. preempted_tokens: computed tokens thrown away. overshoot_tokens: sampled for a
-    sequence that had ended or gone back to the queue.
+    whole block could not give. copied: tokens given by copying such a block, in so many prefix_copies.
+    forks: branches that began on the blocks of another; copies_on_write: blocks copied because a branch wrote
+    to a shared one. preempted_tokens: computed tokens thrown away. overshoot_tokens: sampled for a sequence
+    that had ended or gone back to the queue.
     """
 
     blocks_allocated: int = 0
@@ -29,6 +31,11 @@ class Counters:
     prefix_lookup_tokens: int = 0
     prefix_hit_tokens: int = 0
     prefix_alignment_lost_tokens: int = 0
+    prefix_copied_tokens: int = 0
+    prefix_copies: int = 0
+    forks: int = 0
+    blocks_saved_by_forks: int = 0
+    copies_on_write: int = 0
     prefix_collisions: int = 0
     prefix_flushed_blocks: int = 0
     recompute_lookup_tokens: int = 0

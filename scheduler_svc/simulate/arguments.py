@@ -47,6 +47,7 @@ class Arguments:
     watermark_blocks: int
     depth: int
     prefix_cache: bool
+    match_inside_blocks: bool
     worker_model: str
     json: Path | None
     plots: Path | None
@@ -154,6 +155,7 @@ def _pool_flags(parser: argparse.ArgumentParser) -> None:
 def _policy_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("policies")
     group.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false")
+    group.add_argument("--no-match-inside-blocks", dest="match_inside_blocks", action="store_false")
     group.add_argument(
         "--priority", choices=("arrival", "shortest-first"), default="arrival",
         help="who goes first: the oldest, or the shorter prompt by powers of two (%(default)s)",

@@ -121,6 +121,7 @@ def _config(arguments: Arguments) -> SchedulerConfig:
         watermark_blocks=arguments.watermark_blocks,
         depth=arguments.depth,
         prefix_cache=arguments.prefix_cache,
+        match_inside_blocks=arguments.match_inside_blocks,
     )
 
 

@@ -28,6 +28,7 @@ from scheduler_svc.core.plan import (
     StepPlan,
     StepResult,
     TokenEvents,
+    branch_seed,
 )
 from scheduler_svc.core.scheduler import Scheduler
 from tests.fakes.simulated_kv import SimulatedKv, expected_tokens
@@ -63,7 +64,7 @@ class CoreDriver:
         self.capacity = Capacity(Epoch(1), "model", num_blocks, block_size, 4096, 256, max_model_len)
         self.vocab_size = vocab_size
         self.core = make_core(config or SchedulerConfig(), hash_block)
-        self.requests: dict[int, NewRequest] = {}
+        self.requests: dict[int, NewRequest] = {}  # by branch, each as it would run alone
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
         self.cached: dict[int, int] = {}  # prompt tokens from the cache, by sequence admitted
@@ -92,16 +93,19 @@ class CoreDriver:
         self.check()
 
     def offer(self, prompt: Sequence[int], **fields: object) -> int | Refusal:
-        """Adds a greedy request; its id, or why it was refused."""
+        """Adds a greedy request; its id, that of its first branch, or why it was refused."""
         fields.setdefault("sampling", GREEDY)
         request = NewRequest(SeqId(self._next_id), np.array(prompt, np.int32), **fields)  # type: ignore[arg-type]
         refusal = self.core.add(request, 0.0)
         self.check()
         if refusal is not None:
             return refusal
-        self._next_id += 1
-        self.requests[request.seq_id] = request
-        self.outputs[request.seq_id] = []
+        self._next_id += request.n
+        for branch in range(request.n):
+            seed = branch_seed(request.sampling.seed, branch)
+            alone = replace(request, n=1, sampling=replace(request.sampling, seed=seed))
+            self.requests[request.seq_id + branch] = alone
+            self.outputs[request.seq_id + branch] = []
         return request.seq_id
 
     def add(self, prompt: Sequence[int], max_tokens: int | None = 1, **fields: object) -> int:

@@ -47,6 +47,7 @@ configs = st.builds(
     watermark_blocks=st.sampled_from([0, 1, 2]),
     depth=st.sampled_from([2, 2, 1]),
     prefix_cache=st.sampled_from([True, True, True, False]),
+    match_inside_blocks=st.sampled_from([True, True, False]),
     hash_seed=st.just(b"seed"),
 )
 
@@ -86,6 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         namespace=st.sampled_from(["", "", "", "a"]),
         use_prefix_cache=st.sampled_from([True, True, True, False]),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
     )
     def add(self, prompt: list[int], copies: int, **fields: object) -> None:
         """Requests that share all but their last tokens."""

@@ -11,6 +11,7 @@ from scheduler_svc.core.plan import (
     Epoch,
     FinishReason,
     Refusal,
+    SamplingParams,
     SchedulerConfig,
     SeqId,
     StepPlan,
@@ -38,7 +39,7 @@ class CoreScript:
     # Commands
 
     def do_worker(self, command: Command) -> str:
-        """worker blocks=8 block_size=4 [depth rows budget chunk watermark model_len]: a worker."""
+        """worker blocks=8 block_size=4 [depth rows budget chunk watermark model_len cache inside]."""
         numbers = {name: int(value) for name, value in command.options.items()}
         blocks, size = numbers.pop("blocks"), numbers.pop("block_size")
         model_len = numbers.pop("model_len", 1000)
@@ -52,6 +53,7 @@ class CoreScript:
             watermark_blocks=numbers.pop("watermark", 0),
             depth=numbers.pop("depth", 2),
             prefix_cache=bool(numbers.pop("cache", 1)),
+            match_inside_blocks=bool(numbers.pop("inside", 1)),
         )
         assert not numbers, f"unknown options {numbers}"
         self._driver = CoreDriver(blocks, size, config, max_model_len=model_len)
@@ -63,23 +65,30 @@ class CoreScript:
         return ""
 
     def do_add(self, command: Command) -> str:
-        """add NAME ... prompt=1..5,9 [max_tokens min_tokens stop priority namespace cache]: requests."""
+        """add NAME ... prompt=1..5,9 [max_tokens min_tokens stop priority namespace cache n seed]: requests.
+
+        Branches of NAME are NAME, NAME.1, NAME.2; a seed makes them differ.
+        """
         options = dict(command.options)
         fields: dict[str, object] = {
             name: int(options.pop(name))
-            for name in ("max_tokens", "min_tokens", "priority")
+            for name in ("max_tokens", "min_tokens", "priority", "n")
             if name in options
         }
         if "stop" in options:
             fields["stop_token_ids"] = frozenset(_numbers(options.pop("stop")))
         if "cache" in options:
             fields["use_prefix_cache"] = bool(int(options.pop("cache")))
+        if "seed" in options:
+            fields["sampling"] = SamplingParams(temperature=1.0, seed=int(options.pop("seed")))
         prompt = _numbers(options.pop("prompt"))
         for name in command.words:
             answer = self._core.offer(prompt, **fields, **options)
             if isinstance(answer, Refusal):
                 return f"refused: {answer.reason.value}, {answer.message}"
             self._names[name] = answer
+            for branch in range(1, int(command.options.get("n", 1))):
+                self._names[f"{name}.{branch}"] = answer + branch
         return ""
 
     def do_schedule(self, command: Command) -> str:
@@ -191,7 +200,7 @@ class CoreScript:
             for setup in made.setups
             if self._name(setup.seq_id) == name
         ]
-        assert setups[-1] in plan.rows
+        assert setups[-1] in plan.rows or setups[-1] in plan.sample_rows
         return setups[-1]
 
     def _new_ends(self) -> list[str]:
@@ -216,6 +225,7 @@ class CoreScript:
             lines.append(f"  table of row {row}: block {block} at {offset}")
         if len(plan.zero_blocks):
             lines.append(f"  zero blocks {_joined(plan.zero_blocks)}")
+        lines += [f"  copy block {source} to {target}" for source, target in plan.copy_pairs.tolist()]
         start = 0
         for row, query_len, context_len in zip(plan.rows, plan.query_lens, plan.context_lens, strict=True):
             part = slice(start, start + query_len)
@@ -226,8 +236,14 @@ class CoreScript:
                 f"  row {row}, context {context_len}: positions {_joined(plan.positions[part])}, "
                 f"ids {_joined(plan.input_ids[part])}, slots {_joined(plan.slot_mapping[part])}"
                 + (", samples" if len(sampled) else "")
+                + self._forks(plan, row, start - 1)
             )
         return lines
+
+    def _forks(self, plan: StepPlan, row: int, position: int) -> str:
+        """Which other rows sample the row's last token."""
+        rows = plan.sample_rows[(plan.sample_positions == position) & (plan.sample_rows != row)]
+        return f", so do rows {_joined(rows)}" if len(rows) else ""
 
 
 def _numbers(text: str) -> list[int]:

@@ -17,7 +17,7 @@ def request(prompt: int, max_tokens: int | None) -> NewRequest:
 
 
 def refused(prompt: int, max_tokens: int | None, capacity: Capacity) -> Refusal:
-    refusal = refusal_of(request(prompt, max_tokens), capacity)
+    refusal = refusal_of(request(prompt, max_tokens), capacity, 8)
     assert refusal is not None
     assert str(refusal.value) in refusal.message
     assert str(refusal.limit) in refusal.message
@@ -27,7 +27,7 @@ def refused(prompt: int, max_tokens: int | None, capacity: Capacity) -> Refusal:
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [(128, 1), (1, 128), (128, None), (100, 29)])
 def test_a03_what_exactly_fits_the_pool_is_taken(prompt: int, max_tokens: int | None) -> None:
-    assert refusal_of(request(prompt, max_tokens), POOL) is None
+    assert refusal_of(request(prompt, max_tokens), POOL, 8) is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a20_the_models_limit_holds_for_prompt_and_output(
 
 
 def test_without_max_tokens_the_models_limit_ends_it() -> None:
-    assert refusal_of(request(99, None), SMALL_MODEL) is None
+    assert refusal_of(request(99, None), SMALL_MODEL, 8) is None
     assert final_len(request(99, None), SMALL_MODEL) == 100
     assert final_len(request(10, 5), SMALL_MODEL) == 15
 

@@ -133,12 +133,13 @@ def test_a09_a_new_epoch_voids_every_block(fingerprint: str) -> None:
     core.check_outputs()
 
 
+@pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("block_size", [1, 2, 16])
 @pytest.mark.parametrize("which", ["bs-1", "bs", "bs+1", "2bs"])
-def test_a10_a_prompt_sent_three_times(block_size: int, which: str) -> None:
+def test_a10_a_prompt_sent_three_times(block_size: int, which: str, inside: bool) -> None:
     length = {"bs-1": block_size - 1, "bs": block_size, "bs+1": block_size + 1, "2bs": 2 * block_size}[which]
     prompt = TEXT[: max(1, length)]
-    core = CoreDriver(32, block_size)
+    core = CoreDriver(32, block_size, SchedulerConfig(match_inside_blocks=inside))
     hits = []
     for _ in range(3):
         seq_id = core.add(prompt, 3)
@@ -147,7 +148,7 @@ def test_a10_a_prompt_sent_three_times(block_size: int, which: str) -> None:
         assert plan.query_lens.min() >= 1
         hits.append(core.cached[seq_id])
         core.run()
-    usable = (len(prompt) - 1) // block_size * block_size
+    usable = len(prompt) - 1 if inside else (len(prompt) - 1) // block_size * block_size
     assert hits == [0, usable, usable]
     core.check_outputs()
 
@@ -191,7 +192,7 @@ def test_a28_recompute_after_preemption_is_no_hit() -> None:
 
 
 def test_a28_a_shared_prefix_shorter_than_a_block_is_told_from_no_sharing() -> None:
-    core = CoreDriver(32, 16)
+    core = CoreDriver(32, 16, SchedulerConfig(match_inside_blocks=False))
     core.add(TEXT[:20], 1)
     core.run()
     core.add([*TEXT[:10], *range(700, 710)], 1)
@@ -209,7 +210,7 @@ def test_generated_blocks_are_hit_by_a_prompt_that_goes_on_from_them() -> None:
     core.run()
     follow_up = core.add([*TEXT[:6], *core.outputs[first], 5], 3)
     core.run()
-    assert core.cached[follow_up] == 12, "the block of the last token was never full"
+    assert core.cached[follow_up] == 14, "the last token was sampled and never computed"
     core.check_outputs()
 
 

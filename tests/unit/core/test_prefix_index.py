@@ -98,8 +98,8 @@ def test_leading_tokens_of_a_block_are_counted_after_the_right_parent_only() -> 
     shelf = Shelf()
     shelf.publish([1, 2], seq(0, 10))
     parent = int(shelf.index.uids[1])
-    assert shelf.index.partial_match(np.array([10, 11, 99], np.int32), parent) == 2
-    assert shelf.index.partial_match(np.array([10, 11, 12], np.int32), parent) == 3
-    assert shelf.index.partial_match(np.array([10, 11], np.int32), ROOT.uid) == 0
-    assert shelf.index.partial_match(np.array([0, 5], np.int32), ROOT.uid) == 1
-    assert shelf.index.partial_match(np.array([], np.int32), ROOT.uid) == 0
+    assert shelf.index.partial_match(np.array([10, 11, 99], np.int32), parent, 9)[1] == 2
+    assert shelf.index.partial_match(np.array([10, 11, 12], np.int32), parent, 9)[1] == 3
+    assert shelf.index.partial_match(np.array([10, 11], np.int32), ROOT.uid, 9)[1] == 0
+    assert shelf.index.partial_match(np.array([0, 5], np.int32), ROOT.uid, 9)[1] == 1
+    assert shelf.index.partial_match(np.array([], np.int32), ROOT.uid, 9)[1] == 0
