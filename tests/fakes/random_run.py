@@ -22,6 +22,7 @@ class Mix:
     tails: tuple[int, ...] = (1, 2)
     max_tokens: tuple[int | None, ...] = (17, 5, 2, 1, None)
     namespaces: tuple[str, ...] = ("", "", "", "a")
+    branches: tuple[int, ...] = (1, 1, 1, 1, 2, 3, 5)
     most_live: int = 24
 
 
@@ -107,6 +108,7 @@ class RandomRun:
             "priority": chance.choice([0, 0, 0, 1, -1]),
             "namespace": chance.choice(mix.namespaces),
             "use_prefix_cache": chance.random() < 0.85,
+            "n": chance.choice(mix.branches),
         }
         for copy in range(chance.choice([1, 1, 2, 3])):  # several with one new prefix at once
             self.driver.offer([*shared, *tail, *range(copy)], **fields)
