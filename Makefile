@@ -29,10 +29,10 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-record bench-cpu bench-gpu test-gpu compose-test sanitize doctor clean distclean setup model
+.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-record bench-cpu bench-gpu test-gpu compose-test pool-page-test bench-pool-page sanitize doctor clean distclean setup model
 
 help: ## list the tasks
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  variables: PYTHON, VENV, TORCH, TORCH_INDEX (an index with PyTorch's CPU wheels), MODEL,"
 	@echo "             TEST_ARGS, DEMO_ARGS, SERVE_ARGS"
 
@@ -43,13 +43,13 @@ serve: $(RUNTIME) $(MODEL_READY) ## run a worker and a scheduler until Ctrl-C
 	@$(BIN)/octavo serve --model $(MODEL) $(SERVE_ARGS)
 
 test: $(DEV) $(DEMO_MODEL)/model.gguf ## set up and run the tests
-	$(PYTEST) -m "not long and not gpu" $(TEST_ARGS)
+	$(PYTEST) -m "not long and not gpu and not browser" $(TEST_ARGS)
 
 test-operations: $(DEV) ## a million random operations on the scheduling core, on all processors; OPERATIONS_ARGS
 	$(BIN)/python -m tests.long.operations $(OPERATIONS_ARGS)
 
 test-long: $(DEV) $(DEMO_MODEL)/model.gguf test-operations ## a million random operations, then all tests at full length
-	$(PYTEST) -m "not gpu" --timeout 3600 --hypothesis-profile drawn $(TEST_ARGS)
+	$(PYTEST) -m "not gpu and not browser" --timeout 3600 --hypothesis-profile drawn $(TEST_ARGS)
 
 check: $(DEV) ## lint, format, types, import contracts, schemas
 	$(BIN)/ruff check .
@@ -86,6 +86,14 @@ bench-cpu: $(DEV) $(MODEL_READY) ## Octavo on this CPU beside transformers: a ta
 
 sanitize: ## the CPU kernels on drawn shapes under the address, undefined and thread sanitizers
 	@tools/sanitize/run.sh
+
+pool-page-test: $(DEV) ## the live pool page in a real Chromium; pictures go to build/pool-page
+	@$(PIP) -e '.[browser]' || $(call fail,playwright could not be installed; pip says why above)
+	$(BIN)/python -m pytest -m browser tests/browser $(TEST_ARGS)
+
+bench-pool-page: $(DEV) ## the pool page with 100,000 blocks at 10 updates a second, in a real Chromium
+	@$(PIP) -e '.[browser]' || $(call fail,playwright could not be installed; pip says why above)
+	@$(BIN)/python -m benchmarks.bench_pool_page $(BENCH_ARGS)
 
 doctor: $(RUNTIME) ## versions, device, kernels, ports, environment
 	@$(BIN)/octavo doctor

@@ -20,7 +20,6 @@ from scheduler_svc.config import Settings
 from scheduler_svc.core.plan import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine, EngineSettings
-from scheduler_svc.exposition import MetricsEndpoint
 from scheduler_svc.inference import InferenceService
 from scheduler_svc.inspect import KvCacheService
 from scheduler_svc.intake import Intake
@@ -32,6 +31,7 @@ from scheduler_svc.requests import QueueLimits
 from scheduler_svc.server import Server, receive_bound
 from scheduler_svc.streams import BacklogLimits
 from scheduler_svc.text import TextModel, load_text_model
+from scheduler_svc.web import WebEndpoint, read_token
 from scheduler_svc.worker_client import LinkSettings, WorkerClient
 
 _log = logging.getLogger(__name__)
@@ -88,13 +88,17 @@ class App:
         backlog = BacklogLimits(
             settings.stream_backlog_tokens, settings.stream_backlog_characters, settings.stream_stall_seconds
         )
+        inspector = KvCacheService(self._engine, limits, _clock)
         self._server = Server(
             InferenceService(self._engine, self._intake, text, backlog, _clock),
-            KvCacheService(self._engine, limits, _clock),
+            inspector,
             receive_bound(settings.max_prompt_bytes, settings.max_prompt_tokens),
             settings.max_concurrent_streams,
         )
-        self._endpoint = MetricsEndpoint(self._engine, self._metrics)
+        token = read_token(settings.pool_page_token_file)
+        self._endpoint = WebEndpoint(
+            self._engine, inspector, self._metrics, _clock, settings.pool_page, token
+        )
         self._link = WorkerClient(link_settings(settings), self._engine, _clock)
         self._engine.on_reset(self._link.reset)
 

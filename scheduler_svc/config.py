@@ -33,6 +33,10 @@ class Settings(BaseSettings):
     allow_insecure_bind: bool = Field(False, description="serve without TLS beyond this machine")
     metrics_host: str = Field("127.0.0.1", description="host of the metrics endpoint")
     metrics_port: int = Field(9450, ge=0, le=65535, description="port of the metrics endpoint; 0 picks one")
+    pool_page: bool = Field(True, description="serve the live pool page at /pool of the metrics port")
+    pool_page_token_file: str = Field(
+        "", description="file with the token that the pool page asks for; needed beyond this machine"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
 
     generation_config: Literal["none", "auto"] = Field(
@@ -108,6 +112,12 @@ class Settings(BaseSettings):
         if not (self.allow_insecure_bind or transport.is_private(f"{self.metrics_host}:0")):
             raise ValueError(
                 f"--metrics-host {self.metrics_host}: not of this machine alone; pass --allow-insecure-bind"
+            )
+        private = transport.is_private(f"{self.metrics_host}:0")
+        if self.pool_page and not private and not self.pool_page_token_file:
+            raise ValueError(
+                f"--pool-page: --metrics-host {self.metrics_host} is not of this machine alone; "
+                "give --pool-page-token-file or --no-pool-page"
             )
         return self
 

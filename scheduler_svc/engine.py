@@ -17,7 +17,7 @@ from octavo.errors import DeadlineExceeded, OctavoError
 from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.inputs import Inputs, worker_lost
+from scheduler_svc.inputs import Inputs, Observer, worker_lost
 from scheduler_svc.invariant_watch import InvariantWatch
 from scheduler_svc.kv_stream import KvEvents
 from scheduler_svc.metrics import ShellMetrics
@@ -85,12 +85,29 @@ class Engine:
         return self._inputs.worker
 
     @property
+    def num_sessions(self) -> int:
+        """Sessions begun so far."""
+        return self._metrics.sessions
+
+    @property
     def num_requests(self) -> int:
         return len(self._requests)
 
     def find(self, request_id: str) -> Record | None:
         """The live request of an id."""
         return self._requests.by_id(request_id)
+
+    def observe(self, observer: Observer | None) -> None:
+        """From the next input on, tells the observer of plans and notices; None tells nobody."""
+        self._inputs.observer = observer
+
+    def name_of(self, seq_id: int) -> str:
+        """The request id of a live sequence, with its number where the request has several; else empty."""
+        branch = self._requests.by_seq(seq_id)
+        if branch is None:
+            return ""
+        several = f"#{branch.index}" if len(branch.record.branches) > 1 else ""
+        return branch.record.request_id + several
 
     def find_sequence(self, seq_id: int) -> Branch | None:
         """A live sequence."""

@@ -117,7 +117,7 @@ def _past(message: pb.ExplainRequestResponse) -> list[str]:
 def _next(message: pb.ExplainRequestResponse) -> list[str]:
     if not message.next_evicted_blocks and not message.next_victim_request_id:
         return []
-    order = [f"{_count(message.free_blocks, 'free block')}"]
+    order = [_count(message.free_blocks, "free block")] if message.free_blocks else []
     if message.next_evicted_blocks:
         named = ", ".join(map(str, message.next_evicted_blocks))
         order.append(f"evictable ones, least recently used first ({named})")

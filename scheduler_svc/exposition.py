@@ -1,21 +1,25 @@
-"""The metrics endpoint: HTTP, in a thread of its own.
+"""The metrics as a web application.
 
-Owns the listener and the hop into the event loop; knows no metric's meaning. Invariant: pool gauges are
-worked out at each scrape, from one moment of the core, and a scrape never runs code of the core outside the
-engine.
+Owns the hop from a scrape into the event loop; knows no metric's meaning. Invariant: pool gauges are worked
+out at each scrape, from one moment of the core, and a scrape never runs code of the core outside the engine.
 """
 
 import asyncio
-import threading
 from collections.abc import Iterator
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCollector, ProcessCollector
-from prometheus_client import start_http_server as start_listener
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    Metric,
+    PlatformCollector,
+    ProcessCollector,
+    make_wsgi_app,
+)
 from prometheus_client.registry import Collector
 
 from scheduler_svc.engine import Engine
 from scheduler_svc.families import families
+from scheduler_svc.listener import WsgiApp
 from scheduler_svc.metrics import ShellMetrics
 
 _ANSWER_SECONDS = 5.0
@@ -37,30 +41,11 @@ class EngineCollector(Collector):
         return families(stats, worker, ready, self._shell)
 
 
-class MetricsEndpoint:
-    """Serves /metrics from `start` to `stop`."""
-
-    def __init__(self, engine: Engine, shell: ShellMetrics) -> None:
-        self._engine = engine
-        self._shell = shell
-        self._server: WSGIServer | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self, host: str, port: int, loop: asyncio.AbstractEventLoop) -> int:
-        """Listens; returns the port, which the system picks for 0. Raises OSError when it is taken."""
-        registry = CollectorRegistry(auto_describe=False)
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=registry)
-        registry.register(EngineCollector(self._engine, self._shell, loop))
-        try:
-            self._server, self._thread = start_listener(port, host, registry)
-        except OSError as error:
-            raise OSError(f"metrics_port: {host}:{port}: {error.strerror}") from error
-        return int(self._server.server_port)
-
-    def stop(self) -> None:
-        """Closes the listener. Idempotent."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
+def metrics_app(engine: Engine, shell: ShellMetrics, loop: asyncio.AbstractEventLoop) -> WsgiApp:
+    """Answers every path with all metrics of the process."""
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    registry.register(EngineCollector(engine, shell, loop))
+    app: WsgiApp = make_wsgi_app(registry)
+    return app

@@ -9,11 +9,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from octavo.errors import FailedPrecondition, OctavoError, Unavailable
 from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2
-from scheduler_svc.core.plan import Capacity, Epoch, FinishReason, StepPlan, TokenEvents
+from scheduler_svc.core.plan import Capacity, Epoch, FinishReason, Notices, StepPlan, TokenEvents
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.delivery import Bundle, Delivery
 from scheduler_svc.invariant_watch import InvariantWatch
@@ -26,6 +27,16 @@ from scheduler_svc.timers import QueueDeadlines
 
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 1.0
+
+
+class Observer(Protocol):
+    """Is told what happens, in the loop's thread; must return at once."""
+
+    def planned(self, plan: StepPlan) -> None:
+        """The core made a plan."""
+
+    def noticed(self, notices: Notices) -> None:
+        """Sequences were admitted or ended."""
 
 
 class Inputs:
@@ -51,6 +62,7 @@ class Inputs:
         self.session: Session | None = None
         self.worker: worker_pb2.GetCapacityResponse | None = None
         self.lost_at = now
+        self.observer: Observer | None = None
         self.reset_worker: Callable[[str], None] = lambda reason: None
         self._metrics = metrics
         self._readiness = readiness
@@ -59,6 +71,8 @@ class Inputs:
         """Bundles the events of a result, if there is one, with what the core has said since."""
         notices = self.core.take_notices()
         if events is not None or notices.admitted or notices.finished:
+            if self.observer is not None:
+                self.observer.noticed(notices)
             self.bundles.append(Bundle(events, notices, logprobs))
 
     # ---- requests
@@ -128,6 +142,8 @@ class Inputs:
 
     def plan(self, now: float) -> StepPlan | None:
         plan = self._watch.schedule(self.core, now)
+        if self.observer is not None and plan is not None:
+            self.observer.planned(plan)
         self.collect()
         return plan
 

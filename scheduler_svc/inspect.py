@@ -151,10 +151,15 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
         return branch.record.request_id if branch is not None else ""
 
     def _explain(self, core: Scheduler, request_id: str) -> kv_cache_pb2.ExplainRequestResponse:
-        found = core.explain(self._live(request_id).seq_id, self._clock())
+        found = self.explanation(core, self._live(request_id).seq_id)
         if found is None:
             raise _not_live(request_id)
-        return explain_response(found, self._summary(found.view), self._id_of)
+        return found
+
+    def explanation(self, core: Scheduler, seq_id: SeqId) -> kv_cache_pb2.ExplainRequestResponse | None:
+        """Why a sequence waits or what it was served; None when it is not live. To be asked of the engine."""
+        found = core.explain(seq_id, self._clock())
+        return explain_response(found, self._summary(found.view), self._id_of) if found is not None else None
 
     def _live(self, request_id: str) -> Record:
         record = self._engine.find(request_id)

@@ -4,12 +4,15 @@ Owns nothing; reads everything and changes nothing. Invariant: what it returns s
 state.
 """
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_svc.core.inspection import pool_map_of
+from scheduler_svc.core.inspection import pool_map_of, view_of
+from scheduler_svc.core.lifecycle import Lifecycle
 from scheduler_svc.core.plan import BlockId, Int32Array, Int64Array, SeqId
+from scheduler_svc.core.sequence import SequenceView
 from scheduler_svc.core.session import Session
 from scheduler_svc.core.stats import PoolMap
 
@@ -24,13 +27,15 @@ class PoolPicture:
 
     owner: a sequence whose table names the block (of several the one in the lowest row), NOBODY without one.
     content: equal for two findable blocks if and only if they hold the same tokens after the same prefix, 0
-    for a block that is not findable. tables: block tables of the first rows.
+    for a block that is not findable. tables: block tables of the first rows. sequences: those that run, by
+    row, then those that wait, in the order of the queue.
     """
 
     map: PoolMap
     owner: Int64Array
     content: Int64Array
     tables: dict[SeqId, Int32Array]
+    sequences: tuple[SequenceView, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +60,29 @@ class BlockView:
     idle_for: float | None
 
 
-def picture_of(session: Session | None, max_tables: int) -> PoolPicture:
-    """max_tables: rows whose block tables are copied."""
+def picture_of(lifecycle: Lifecycle, max_tables: int, max_sequences: int) -> PoolPicture:
+    """max_tables: rows whose block tables are copied. max_sequences: sequences that are listed."""
+    session = lifecycle.session
+    listed = _listed(lifecycle, max_sequences)
     pool_map = pool_map_of(session)
     owner = np.full(len(pool_map.state), NOBODY, np.int64)
     tables: dict[SeqId, Int32Array] = {}
     if session is None:
-        return PoolPicture(pool_map, owner, owner.copy(), tables)
+        return PoolPicture(pool_map, owner, owner.copy(), tables, listed)
     rows = session.rows
     for seq in reversed(rows.running()):
         owner[rows.blocks_of(seq.row)] = seq.seq_id
     for seq in rows.running()[:max_tables]:
         tables[seq.seq_id] = rows.blocks_of(seq.row).copy()
-    return PoolPicture(pool_map, owner, session.manager.index.uids[: len(owner)].copy(), tables)
+    content = session.manager.index.uids[: len(owner)].copy()
+    return PoolPicture(pool_map, owner, content, tables, listed)
+
+
+def _listed(lifecycle: Lifecycle, count: int) -> tuple[SequenceView, ...]:
+    found = lifecycle.session.rows.running()[:count] if lifecycle.session is not None else []
+    waiting = lifecycle.waiting.sequences()
+    found += heapq.nsmallest(count - len(found), waiting, key=lambda seq: seq.order)
+    return tuple(view_of(lifecycle, seq) for seq in found)
 
 
 def block_view_of(session: Session, block: BlockId, now: float) -> BlockView:

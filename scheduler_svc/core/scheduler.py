@@ -278,10 +278,10 @@ class Scheduler:
         self._settle()
         return pool_map_of(self._lifecycle.session)
 
-    def pool_picture(self, max_tables: int) -> PoolPicture:
-        """The pool map with owners, contents and the first max_tables block tables."""
+    def pool_picture(self, max_tables: int, max_sequences: int) -> PoolPicture:
+        """The pool map with owners, contents, the first block tables and sequences."""
         self._settle()
-        return picture_of(self._lifecycle.session, max_tables)
+        return picture_of(self._lifecycle, max_tables, max_sequences)
 
     def block_view(self, block: BlockId, now: float) -> BlockView | None:
         """One block and its neighbours in the prefix index; None without a worker or such a block."""

@@ -51,7 +51,7 @@ async def test_who_waits_is_told_why_and_who_runs_what_it_was_served(
         assert lines[2].startswith(f"The pool can spare {spare}: {head.free_blocks} free and")
         assert lines[2].endswith(f"; {11 - spare} are missing.")
         assert list(first_found.wait_reasons) == []
-        assert "12 of its 25 prompt tokens came from the prefix cache" in first_found.text
+        assert "13 of its 25 prompt tokens came from the prefix cache" in first_found.text
         assert first_found.request.blocks >= 7
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await explain(rig, "nobody")

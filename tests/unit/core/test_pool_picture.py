@@ -26,11 +26,13 @@ def test_owners_contents_and_tables_agree_with_the_pool_at_every_step() -> None:
     shared = 0
     while core.core.has_work():
         core.step()
-        found, running = core.core.pool_picture(100), {}
+        found, running = core.core.pool_picture(100, 100), {}
         for sequence in core.core.sequences():
             table = [block for block, *_ in core.core.sequence_blocks(sequence.seq_id)]
             if table:
                 running[sequence.seq_id] = table
+        views = {view.seq_id: view for view in core.core.sequences()}
+        assert {view.seq_id: view for view in found.sequences} == views
         assert {seq_id: table.tolist() for seq_id, table in found.tables.items()} == running
         refs = np.bincount(np.array([*chain.from_iterable(running.values())], int), minlength=24)
         assert refs.tolist() == found.map.ref_count.tolist()
@@ -45,7 +47,7 @@ def test_owners_contents_and_tables_agree_with_the_pool_at_every_step() -> None:
             ]
             assert sorted(view(core, block).holders) == sorted(holders)
     assert shared >= 2
-    assert list(core.core.pool_picture(0).tables) == []
+    assert list(core.core.pool_picture(0, 0).tables) == []
 
 
 def test_a_block_names_its_chain_and_how_long_nobody_holds_it() -> None:
@@ -70,4 +72,13 @@ def test_there_is_no_block_beyond_the_pool_or_without_a_worker() -> None:
     assert core.core.block_view(BlockId(-1), 0.0) is None
     core.worker_lost()
     assert core.core.block_view(BlockId(0), 0.0) is None
-    assert core.core.pool_picture(4).content.tolist() == []
+    assert core.core.pool_picture(4, 4).content.tolist() == []
+
+
+def test_those_that_run_are_listed_first_then_the_queue_in_its_order() -> None:
+    core = CoreDriver(24, 4, SchedulerConfig(max_num_seqs=2))
+    ids = [core.add([i, i + 1], 4, priority=-i) for i in range(6)]
+    core.schedule()
+    for count in (6, 4, 1):
+        listed = [view.seq_id for view in core.core.pool_picture(9, count).sequences]
+        assert listed == ids[::-1][:count]

@@ -12,6 +12,7 @@ import yaml
 from deploy import dashboard
 from deploy.requirements import requirements
 from gpu_worker.metrics import WorkerMetrics
+from scheduler_svc.config import load
 from scheduler_svc.core.stats import Counters, PoolStats
 from scheduler_svc.families import families
 from scheduler_svc.metrics import ShellMetrics
@@ -94,6 +95,11 @@ def test_the_stop_grace_period_covers_the_drain(name: str) -> None:
     assert float(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= drain + 5
     worker = name.replace("scheduler", "worker")
     assert worker in SERVICES[name]["depends_on"]  # so that it is stopped after the scheduler
+
+
+@pytest.mark.parametrize("name", ["scheduler", "scheduler-gpu"])
+def test_a_schedulers_command_is_free_of_contradictions(name: str) -> None:
+    assert load(SERVICES[name]["command"], {}).metrics_host == "0.0.0.0"
 
 
 @pytest.mark.parametrize("name", ["scheduler", "worker"])

@@ -83,6 +83,10 @@ def test_settings_are_frozen() -> None:
         ([*MODEL, "--listen", "[::]:1"], ["[::]:1", "--allow-insecure-bind"]),
         ([*MODEL, "--listen", "example.com:1"], ["--allow-insecure-bind"]),
         ([*MODEL, "--metrics-host", "0.0.0.0"], ["--metrics-host 0.0.0.0", "--allow-insecure-bind"]),
+        (
+            [*MODEL, "--metrics-host", "0.0.0.0", "--allow-insecure-bind"],
+            ["--pool-page", "--pool-page-token-file", "--no-pool-page"],
+        ),
     ],
 )
 def test_a12_a_bad_setting_is_named_with_its_value(

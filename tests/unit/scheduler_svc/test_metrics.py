@@ -76,7 +76,7 @@ def test_no_label_names_a_request_a_tenant_or_a_salt() -> None:
         name for _, pairs in samples(list(families(EMPTY, None, False, ShellMetrics()))) for name, _ in pairs
     }
     assert labels <= {
-        "device", "state", "kind", "reason", "outcome", "mode", "tier", "source", "le",
+        "device", "state", "kind", "reason", "outcome", "mode", "tier", "source", "invariant", "le",
         "kv_dtype", "layout", "model", "fingerprint",
     }  # fmt: skip
 

@@ -1,0 +1,89 @@
+"""While nobody watches, the engine is neither asked nor observed; however many watch, it is asked once."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler_svc.core.plan import Admitted, Notices, SeqId
+from scheduler_svc.pool_page.events import KEPT, EventLog
+from scheduler_svc.pool_page.watch import MAX_VIEWERS, PoolWatch, TooManyViewers
+from tests.unit.scheduler_svc.engine_rig import EngineRig, engine_rig
+
+
+def watch_of(rig: EngineRig, asked: list[int]) -> PoolWatch:
+    ask = rig.engine.ask
+
+    async def counted(question: Callable[..., Any]) -> Any:
+        asked.append(1)
+        return await ask(question)
+
+    rig.engine.ask = counted  # type: ignore[method-assign]
+    return PoolWatch(rig.engine, asyncio.get_running_loop(), lambda: rig.now)
+
+
+async def test_nothing_runs_without_viewers_and_all_share_one_sample() -> None:
+    asked: list[int] = []
+    async with engine_rig() as rig:
+        watch = watch_of(rig, asked)
+        await rig.submit()
+        await rig.answer_all()
+        assert (asked, watch.log.last, rig.engine._inputs.observer) == ([], 0, None)
+        with watch.viewing(), watch.viewing():
+            await rig.settle()
+            assert rig.engine._inputs.observer is watch.log
+            samples = [await asyncio.to_thread(watch.sample) for _ in range(5)]
+            assert len({id(sample) for sample in samples}) == len(asked) == 1
+            rig.now += 0.2
+            record = await rig.submit(tokens=2)
+            assert await asyncio.to_thread(watch.sample) is not samples[0]
+            await rig.answer_all()
+            assert len(asked) == 2
+        await rig.settle()
+        assert rig.engine._inputs.observer is None
+        told, missed = watch.log.since(0)
+        assert missed == 0
+        assert [(event["kind"], event.get("seq")) for event in told] == [
+            ("admitted", record.seq_id), ("ended", record.seq_id),
+        ]  # fmt: skip
+        before = watch.log.last
+        await rig.submit()
+        await rig.answer_all()
+        assert (watch.log.last, len(asked)) == (before, 2)
+
+
+async def test_viewers_are_bounded() -> None:
+    async with engine_rig() as rig:
+        watch = watch_of(rig, [])
+        held = [watch.viewing() for _ in range(MAX_VIEWERS)]
+        for viewing in held:
+            viewing.__enter__()
+        with pytest.raises(TooManyViewers, match=f"limit {MAX_VIEWERS}"), watch.viewing():
+            pass
+        held[0].__exit__(None, None, None)
+        with watch.viewing():
+            pass
+
+
+async def test_a_lost_worker_and_a_preemption_are_seen_between_samples() -> None:
+    async with engine_rig() as rig:
+        watch = watch_of(rig, [])
+        with watch.viewing():
+            await asyncio.to_thread(watch.sample)
+            await rig.lose()
+            rig.now += 1
+            lost = await asyncio.to_thread(watch.sample)
+            assert (lost.session, lost.num_blocks) == ("", 0)
+            await rig.connect()
+            rig.now += 1
+            await asyncio.to_thread(watch.sample)
+        assert [event["up"] for event in watch.log.since(0)[0] if event["kind"] == "session"] == [False, True]
+
+
+def test_a_reader_that_is_too_late_is_told_how_many_it_missed() -> None:
+    log = EventLog(lambda: 1.0, lambda seq_id: f"r{seq_id}")
+    for number in range(KEPT + 30):
+        log.noticed(Notices(admitted=(Admitted(SeqId(number), 0),)))
+    events, missed = log.since(10)
+    assert (len(events), missed, events[0]["id"], log.since(log.last)) == (KEPT, 20, "r30", ([], 0))
