@@ -29,7 +29,7 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-record bench-cpu bench-gpu test-gpu compose-test pool-page-test bench-pool-page sanitize doctor clean distclean setup model
+.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record bench-cpu bench-gpu test-gpu compose-test pool-page-test bench-pool-page sanitize doctor clean distclean setup model
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench-gpu: $(RUNTIME) ## serving speed on a CUDA device beside its floors; GPU_M
 test-gpu: $(DEV) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests/gpu $(TEST_ARGS)
 
+bench-streams: $(DEV) ## tokens per second through the scheduler's streams: a table, then one JSON object
+	@$(BIN)/python -m benchmarks.streams $(BENCH_ARGS)
+
 bench-cpu: $(DEV) $(MODEL_READY) ## Octavo on this CPU beside transformers: a table, then one JSON object
 	@$(BIN)/python -m benchmarks.bench_cpu --model $(MODEL) $(BENCH_ARGS)
 
@@ -120,7 +123,7 @@ $(RUNTIME): pyproject.toml | $(VENV)/bin/python
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)" \
 	  || $(call fail,$(TORCH) could not be installed: is pip's index reachable? Else try another TORCH or TORCH_INDEX)
 	@echo "Installing Octavo into $(VENV) ..."
-	@$(PIP) -e '.[scheduler,worker]' || $(call fail,Octavo's dependencies could not be installed; pip says why above)
+	@$(PIP) -e '.[scheduler,worker,gateway]' || $(call fail,Octavo's dependencies could not be installed; pip says why above)
 	@touch $@
 
 $(DEV): pyproject.toml $(RUNTIME)

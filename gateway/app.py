@@ -48,7 +48,7 @@ def build_app(settings: Settings, client: AsyncClient, keys: ApiKeys) -> Starlet
         yield
         await client.close()
 
-    return Starlette(
+    app = Starlette(
         routes=[
             route("/v1/models", "GET", others.models),
             route("/v1/models/{model}", "GET", others.model),
@@ -63,6 +63,8 @@ def build_app(settings: Settings, client: AsyncClient, keys: ApiKeys) -> Starlet
         exception_handlers={HTTPException: _http_error, Exception: _fault},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
