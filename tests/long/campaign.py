@@ -11,7 +11,9 @@ from dataclasses import fields
 
 from scheduler_svc.core.block_hash import HashFunction, xxh3_128
 from scheduler_svc.core.plan import SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
 from tests.fakes.core_driver import CoreDriver
+from tests.fakes.core_log import Log, replayed
 from tests.fakes.failed_allocations import watched_admissions
 from tests.fakes.index_copy import IndexCopy, entries_now
 from tests.fakes.random_run import Mix, RandomRun, random_config
@@ -52,9 +54,10 @@ def run_campaign(seed: str, operations: int, block_size: int | None = None) -> C
     size = block_size or chance.choice(BLOCK_SIZES)
     pools, model_len, lengths, budgets = _SHAPES[size]
     hash_block: HashFunction = weak_hash if chance.random() < 0.15 else xxh3_128
+    log = Log() if hash_block is xxh3_128 and chance.random() < 0.12 else None
     driver = CoreDriver(
         chance.choice(pools), size, drawn_config(chance, budgets), max_model_len=model_len,
-        hash_block=hash_block, vocab_size=VOCAB,
+        hash_block=hash_block, vocab_size=VOCAB, make_core=Scheduler if log is None else log.make_core,
     )  # fmt: skip
     outputs = (*SHORT_OUTPUTS, None) if size <= 16 else SHORT_OUTPUTS
     run = RandomRun(driver, chance, Mix(VOCAB, lengths=lengths, max_tokens=outputs))
@@ -67,9 +70,13 @@ def run_campaign(seed: str, operations: int, block_size: int | None = None) -> C
             run.operate(operations)
         run.finish()
     counters = driver.core.stats().counters
+    if log is not None:
+        difference, _, _ = replayed(log.data())
+        assert difference is None, difference
     tally = Counter({f"op {name}": count for name, count in run.done.items()})
     tally.update({field.name: getattr(counters, field.name) for field in fields(counters)})
     tally.update({f"block size {size}": operations, "operations": operations, "campaigns": 1})
+    tally.update({"replayed campaigns": int(log is not None)})
     tally.update({"requests": len(driver.requests), "tokens checked": sum(map(len, driver.outputs.values()))})
     return tally
 

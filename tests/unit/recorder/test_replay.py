@@ -15,8 +15,8 @@ from scheduler_svc.core.plan import NewRequest, SchedulerConfig, StepPlan, StepR
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recorder.format import DamagedLog, Kind, LogReader
 from scheduler_svc.recorder.recording import RecordedScheduler
+from tests.fakes.core_log import Log, replayed
 from tests.fakes.random_run import RandomRun, random_config
-from tests.unit.recorder.logs import Log, replayed
 
 SOURCE = ast.parse(inspect.getsource(Scheduler))
 PURE = {"take_notices", "num_in_flight", "has_work", "check_plan", "sequences"}

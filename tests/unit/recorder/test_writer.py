@@ -16,7 +16,7 @@ from scheduler_svc.core.plan import NewRequest, SchedulerConfig, SeqId
 from scheduler_svc.recorder import writer
 from scheduler_svc.recorder.format import Kind, LogReader
 from scheduler_svc.recorder.writer import Recorder
-from tests.unit.recorder.logs import replayed
+from tests.fakes.core_log import replayed
 
 
 def adds(count: int, length: int = 10) -> list[tuple[int, float, NewRequest]]:
