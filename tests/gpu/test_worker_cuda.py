@@ -16,6 +16,7 @@ from gpu_worker.loading import activation_bytes, examine, load
 from gpu_worker.sampler import SampleRows, sample, uniform
 from gpu_worker.wire import Sampling
 from tests.fixtures.hand_plans import HandPlanner, HandSequence, run
+from tests.fixtures.hf_families import FAMILIES, write_hf_model
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 from tests.fixtures.tiny_runner import make_runner
 from tests.unit.worker.test_sampler import rows_of
@@ -57,6 +58,28 @@ def test_tiny_models_give_transformers_tokens(folder: Path, chunk: int, block_si
     assert {choice.backend for choice in runner.kernels.choices} == {"triton"}
     run(runner, HandPlanner(512 // block_size, block_size), crowd, OUTPUTS, chunk)
     assert [sequence.outputs for sequence in crowd] == expected
+
+
+@pytest.mark.parametrize("family", ["gemma2", "mistral with a window", "mixtral with a window", "phi3"])
+def test_families_beyond_the_fused_kernels(family: str, tmp_path: Path) -> None:
+    """Windows run in graphs on fused kernels; caps and experts run on torch around our attention."""
+    write_hf_model(tmp_path, family, FAMILIES[family])
+    own = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, **own)
+    expected = []
+    for ids in prompts():
+        tokens = torch.tensor([ids])
+        for _ in range(OUTPUTS):
+            tokens = torch.cat([tokens, model(tokens).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+        expected.append(tokens[0, len(ids) :].tolist())
+    for captured in (False, True):
+        runner = make_runner(tmp_path, num_blocks=64, block_size=16, on="cuda")
+        assert (runner.fused is not None) == (family in ("mistral with a window", "phi3"))
+        if captured and runner.fused is not None:
+            runner.capture_graphs()
+        crowd = [HandSequence(row, list(ids)) for row, ids in enumerate(prompts())]
+        run(runner, HandPlanner(64, 16), crowd, OUTPUTS, 19)
+        assert [sequence.outputs for sequence in crowd] == expected
 
 
 def test_launching_never_waits_for_the_device(folder: Path) -> None:
