@@ -13,6 +13,18 @@ from paged_kernels.dispatch import Kernels
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One layer's attention: query [T, Hq, D], key and value [T, Hkv, D]; window and softcap 0 for none."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    window: int
+    softcap: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepAttention:
     """R rows, T tokens: slot_mapping [T], block_tables [R, W], cu_query_lens [R + 1], context_lens [R],
     int32. windows: tokens that each layer sees, 0: all; empty: no layer has one.
@@ -32,18 +44,23 @@ class StepAttention:
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [T, Hq, D], key and value [T, Hkv, D] -> [T, Hq, D]; a `decoder.Attend`."""
+        window = self.windows[layer] if self.windows else 0
+        return self.attend(layer, AttentionCall(query, key, value, self.scale, window, self.softcap))
+
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        """The same for a call with its own scale, window and softcap."""
         keys, values = self.pool.keys(layer), self.pool.values(layer)
-        self.kernels.store_kvcache(key, value, keys, values, self.slot_mapping)
+        self.kernels.store_kvcache(call.key, call.value, keys, values, self.slot_mapping)
         return self.kernels.paged_attention(
-            query,
+            call.query,
             keys,
             values,
             self.block_tables,
             self.cu_query_lens,
             self.context_lens,
-            self.scale,
+            call.scale,
             self.max_query_len,
             self.max_context_len,
-            window=self.windows[layer] if self.windows else 0,
-            softcap=self.softcap,
+            window=call.window,
+            softcap=call.softcap,
         )

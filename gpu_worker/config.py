@@ -56,6 +56,11 @@ class Settings(BaseSettings):
     kernel_backend: Literal["auto", "torch", "triton", "cpu"] = Field(
         "auto", description="who runs the paged kernels"
     )
+    model_impl: Literal["auto", "octavo", "transformers"] = Field(
+        "auto",
+        description="whose code runs the layers: ours, or transformers' around our attention; "
+        "auto: ours where it has the architecture",
+    )
     quantize: Literal["none", "int8", "int4"] = Field(
         "none", description="on a CPU with compiled kernels: weights in 8 or 4 bits, for single streams"
     )

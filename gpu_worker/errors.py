@@ -13,6 +13,10 @@ class ModelError(WorkerError):
     """The model folder is incomplete, contradicts itself, or asks for something not supported."""
 
 
+class UnsupportedModelError(ModelError):
+    """A well-formed model that our decoder cannot compute; other code may."""
+
+
 class SettingsError(WorkerError):
     """A setting, or a combination of settings, cannot work here."""
 

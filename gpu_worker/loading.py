@@ -7,7 +7,7 @@ config alone is refused in `examine`, before any weight is read.
 import hashlib
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -17,11 +17,14 @@ from gpu_worker.device import DTYPES, Device, open_device
 from gpu_worker.errors import SettingsError
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.kv_pool import LAYOUT, KvPool, PoolRequest, PoolSize, bytes_per_block, size_pool
+from gpu_worker.layer_choice import with_layers
+from gpu_worker.model_choice import choose
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.models import loader
 from gpu_worker.models.cpu_decoder import CpuDecoder, runs_here
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.registry import ModelConfig, parse_config
+from gpu_worker.models.model import Model
+from gpu_worker.models.registry import ModelConfig, ModelShape
 from gpu_worker.rows import Limits
 from gpu_worker.step_layout import Buckets
 from octavo.handshake import PROTOCOL_VERSION
@@ -38,7 +41,7 @@ class Examined:
 
     settings: Settings
     files: loader.ModelFiles
-    config: ModelConfig
+    config: ModelShape
     device: Device
     dtype: torch.dtype
     dtype_reason: str
@@ -62,11 +65,7 @@ def examine(settings: Settings) -> Examined:
     """Opens the device and reads the model's config. Raises WorkerError (one line) for what cannot work."""
     device = open_device(settings.device, settings.threads)
     files = loader.open_model(settings.model, with_weights=settings.load_format != "dummy")
-    config = parse_config(files.config, files.generation)
-    if settings.num_layers is not None:
-        if settings.num_layers > config.num_layers:
-            raise SettingsError(f"num_layers: {settings.num_layers}, the model has {config.num_layers}")
-        config = replace(config, num_layers=settings.num_layers)
+    config, why_transformers = choose(settings, files)
     dtype, why = DTYPES.get(settings.dtype), "asked for"
     if dtype is None:
         dtype, why = cpu_choice.default_dtype(device, settings, config) or device.default_dtype(
@@ -82,7 +81,7 @@ def examine(settings: Settings) -> Examined:
         )
     except KernelError as error:
         raise SettingsError(str(error)) from error
-    kernels = cpu_choice.with_layers(kernels, dtype, settings, config)
+    kernels = with_layers(kernels, dtype, settings, config, why_transformers)
     block_bytes = bytes_per_block(config, settings.block_size, dtype)
     return Examined(
         settings, files, config, device, dtype, why, kernels, max_model_len, block_bytes,
@@ -131,8 +130,13 @@ def _grammars(found: Examined) -> GrammarCompiler | None:
     return GrammarCompiler(tokenizer, found.config.vocab_size, found.config.eos_token_ids)
 
 
-def _loaded_decoder(found: Examined) -> Decoder | CpuDecoder:
-    """The decoder with its weights, packed where the compiled layers run. Quantised from float32."""
+def _loaded_decoder(found: Examined) -> Model:
+    """The decoder with its weights, packed where the compiled layers run. Quantised from float32.
+
+    A model of transformers has shown that it gives its own logits over a pool.
+    """
+    if not isinstance(found.config, ModelConfig):
+        return _loaded_transformers_model(found)
     packed = runs_here(found.kernels, found.dtype, found.config)
     quantize = None if found.settings.quantize == "none" else found.settings.quantize
     dtype = torch.float32 if quantize else found.dtype
@@ -145,6 +149,15 @@ def _loaded_decoder(found: Examined) -> Decoder | CpuDecoder:
         return decoder
     cpu_choice.take_threads(found.settings)
     return CpuDecoder(decoder, found.dtype, found.max_model_len, quantize)
+
+
+def _loaded_transformers_model(found: Examined) -> Model:
+    from gpu_worker.models import self_check, transformers_model
+
+    assert isinstance(found.config, transformers_model.TransformersConfig)
+    model = transformers_model.load(found.files, found.config, found.device.torch_device, found.dtype)
+    self_check.check(model, found.kernels, found.settings.block_size)
+    return model
 
 
 def _capture(found: Examined, runner: ModelRunner) -> None:

@@ -20,9 +20,9 @@ from gpu_worker.graph_runner import GraphRunner, StepProgram
 from gpu_worker.input_buffers import InputBuffers, StepTensors
 from gpu_worker.kv_pool import KvPool
 from gpu_worker.logprobs import PendingLogprobs, prompt_logprobs_of
-from gpu_worker.models.cpu_decoder import CpuDecoder
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.fused_decoder import FusedDecoder, FusedStep, obstacle
+from gpu_worker.models.model import Model
 from gpu_worker.rows import Limits, RowTable
 from gpu_worker.sample_stage import Drawn, SampleStage
 from gpu_worker.sampler import sample
@@ -103,7 +103,7 @@ class ModelRunner:
     def __init__(
         self,
         device: Device,
-        decoder: Decoder | CpuDecoder,
+        decoder: Model,
         pool: KvPool,
         kernels: Kernels,
         limits: Limits,

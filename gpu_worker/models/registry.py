@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpu_worker.errors import ModelError
+from gpu_worker.errors import ModelError, UnsupportedModelError
 from gpu_worker.models import rope as rope_module
 from gpu_worker.models.config_json import eos_ids, number, positive, refuse_code, stored_dtype
 from gpu_worker.models.rope import RopeConfig
@@ -96,7 +96,8 @@ class ExpertsConfig:
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What serving needs of any model. Sizes are in elements; context_limit in tokens; eos_token_ids is the
-    union of config and generation_config.
+    union of config and generation_config. attention_softcap is 0 where there is none; windows in tokens, one
+    a layer, 0: none.
     """
 
     architecture: str
@@ -110,6 +111,9 @@ class ModelShape:
     eos_token_ids: tuple[int, ...]
     stored_dtype: str
     context_limit: int
+    attention_scale: float
+    attention_softcap: float
+    windows: tuple[int, ...]
 
     @property
     def q_size(self) -> int:
@@ -122,8 +126,8 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig(ModelShape):
-    """A decoder. Softcaps are 0 and experts None where there are none; windows in tokens, one a layer, 0:
-    none. local_layers: those that rotate by local_rope.
+    """A decoder. logits_softcap is 0 and experts None where there are none. local_layers: those that rotate
+    by local_rope.
     """
 
     norm_eps: float
@@ -137,10 +141,7 @@ class ModelConfig(ModelShape):
     mlp_bias: bool
     activation: str
     embedding_scale: float
-    attention_scale: float
-    attention_softcap: float
     logits_softcap: float
-    windows: tuple[int, ...]
     rope: RopeConfig
     local_rope: RopeConfig | None
     local_layers: tuple[bool, ...]
@@ -202,7 +203,7 @@ def _architecture_name(config: Mapping[str, Any]) -> str:
     names = config.get("architectures") or []
     refuse_code(config)
     if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
-        raise ModelError(
+        raise UnsupportedModelError(
             f"architectures: {names!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
     return str(names[0])
@@ -215,11 +216,11 @@ def _activation(config: Mapping[str, Any]) -> str:
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if _activation(config) not in ACTIVATIONS:
         known = ", ".join(map(repr, ACTIVATIONS))
-        raise ModelError(f"hidden_act: {_activation(config)!r} is not supported, only {known}")
+        raise UnsupportedModelError(f"hidden_act: {_activation(config)!r} is not supported, only {known}")
     if config.get("quantization_config"):
-        raise ModelError("quantization_config: quantised safetensors are not supported")
+        raise UnsupportedModelError("quantization_config: quantised safetensors are not supported")
     if (config.get("pretraining_tp") or 1) != 1:
-        raise ModelError(f"pretraining_tp: {config['pretraining_tp']} is not supported, only 1")
+        raise UnsupportedModelError(f"pretraining_tp: {config['pretraining_tp']} is not supported, only 1")
     if config.get("use_bidirectional_attention"):
         raise ModelError("use_bidirectional_attention: attention to later tokens is not supported")
 
@@ -230,13 +231,13 @@ def _sliding_layers(config: Mapping[str, Any], family: Architecture, layers: int
     kinds = config.get("layer_types")
     odd = set(kinds or ()) - {"full_attention", "sliding_attention"}
     if odd:
-        raise ModelError(f"layer_types: {sorted(odd)} are not supported")
+        raise UnsupportedModelError(f"layer_types: {sorted(odd)} are not supported")
     asked = bool(config.get("sliding_window"))
     if family.switched:
         asked = asked and bool(config.get("use_sliding_window"))
     if family.window == "none":
         if config.get("use_sliding_window") or "sliding_attention" in (kinds or ()):
-            raise ModelError("sliding_window: a window is not part of this architecture")
+            raise UnsupportedModelError("sliding_window: a window is not part of this architecture")
         return none
     if not asked:
         return none

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpu_worker.errors import ModelError
+from gpu_worker.errors import ModelError, UnsupportedModelError
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 
@@ -87,11 +87,13 @@ def parse(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
     if not isinstance(given, Mapping):
         raise ModelError(f"rope_scaling: {given!r} is not an object")
     if any(isinstance(value, Mapping) for value in given.values()):
-        raise ModelError("rope_parameters: settings of their own for some layers are not supported")
+        raise UnsupportedModelError(
+            "rope_parameters: settings of their own for some layers are not supported"
+        )
     kind = given.get("rope_type", given.get("type", "default"))
     kind = "longrope" if "long_factor" in given else kind
     if kind not in KINDS:
-        raise ModelError(f"rope_type: {kind!r} is not known; known are {', '.join(KINDS)}")
+        raise UnsupportedModelError(f"rope_type: {kind!r} is not known; known are {', '.join(KINDS)}")
     rotary_dim = _rotary_dim(config, given, head_dim)
     max_position = int(config.get("max_position_embeddings") or 2048)
     return RopeConfig(

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from tests.e2e.processes import REPOSITORY
 from tests.e2e.rig import prompt_of
-from tests.fixtures.hf_families import FAMILIES, write_hf_model
+from tests.fixtures.hf_families import FAMILIES, OTHERS, write_hf_model
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 from tests.harness.service_run import Plant
 
@@ -46,7 +46,7 @@ def tiny_plant(family: str, folder: Path) -> Plant:
 
 def family_plant(name: str, folder: Path) -> Plant:
     """A model of tests/fixtures/hf_families.py, with the pools and the dtype of the tiny ones."""
-    write_hf_model(folder, name, FAMILIES[name])
+    write_hf_model(folder, name, (FAMILIES | OTHERS)[name])
     return replace(tiny_plant("llama", folder / "unused"), model=folder)
 
 

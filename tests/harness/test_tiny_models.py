@@ -8,7 +8,7 @@ import torch
 
 from tests.e2e.processes import Processes
 from tests.e2e.service import request
-from tests.fixtures.hf_families import FAMILIES
+from tests.fixtures.hf_families import FAMILIES, OTHERS
 from tests.harness.plants import TINY_SHAPES, TINY_TOKENS, family_plant, tiny_plant, tiny_prompts
 from tests.harness.reference import from_folder
 from tests.harness.report import publish
@@ -38,9 +38,18 @@ def test_families_under_the_hardest_settings(family: str, processes: Processes, 
     compare(family_plant(family, tmp_path / "model"), family, HARDEST, processes)
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", ["gpt2", "falcon", "starcoder2"])
+def test_models_of_transformers_under_the_hardest_settings(
+    family: str, processes: Processes, tmp_path: Path
+) -> None:
+    """Through the whole service: learned positions, one KV head by fused attention, a window."""
+    compare(family_plant(family, tmp_path / "model"), family, HARDEST, processes)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(FAMILIES | OTHERS))
 def test_families_under_every_setting(family: str, processes: Processes, tmp_path: Path) -> None:
     compare(family_plant(family, tmp_path / "model"), family, covering_settings(), processes)
 
