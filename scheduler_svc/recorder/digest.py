@@ -7,18 +7,18 @@ with one digest have the same fields but for a chance of 2^-32 each.
 import struct
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import msgpack
 import numpy as np
 import xxhash
 
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.recorder.values import field_names, plain
+from scheduler_svc.recorder.values import field_names, is_array, plain
 
 DIGEST_BYTES = 4
 _HINTS = get_type_hints(StepPlan)
-_ARRAYS = tuple(name for name in field_names(StepPlan) if get_origin(_HINTS[name]) is np.ndarray)
+_ARRAYS = tuple(name for name in field_names(StepPlan) if is_array(_HINTS[name]))
 _OTHERS = tuple(name for name in field_names(StepPlan) if name not in (*_ARRAYS, "step_id"))
 DIGEST_FIELDS = (*_ARRAYS, *_OTHERS)
 """The fields in the order of their digests; a log's header names them. step_id is written beside them."""

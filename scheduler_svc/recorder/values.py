@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+import numpy.typing as npt
 
 Schema = dict[str, tuple[str, ...]]
 """Field names in order, by class name."""
@@ -72,6 +73,11 @@ def schema_of(*kinds: type) -> Schema:
     return found
 
 
+def is_array(hint: Any) -> bool:
+    """Whether a type hint is an array's. From NumPy 2.5 on NDArray is an alias of its own."""
+    return get_origin(hint) in (np.ndarray, npt.NDArray)
+
+
 def _dataclasses_in(hint: Any) -> list[type]:
     hint = getattr(hint, "__supertype__", hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -99,7 +105,7 @@ class Rebuilder:
         if hint in (int, float, str, bytes, bool):
             return _as_is
         origin, parts = get_origin(hint), get_args(hint)
-        if origin is np.ndarray:
+        if is_array(hint):
             return _array
         if origin in (Union, types.UnionType):
             return self._optional(hint, parts)

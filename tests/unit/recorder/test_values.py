@@ -12,7 +12,7 @@ import pytest
 
 from scheduler_svc.core.plan import Capacity, NewRequest, SchedulerConfig, StepPlan, StepResult
 from scheduler_svc.recorder.digest import DIGEST_FIELDS
-from scheduler_svc.recorder.values import Rebuilder, UnknownField, plain, schema_of
+from scheduler_svc.recorder.values import Rebuilder, UnknownField, is_array, plain, schema_of
 
 INPUTS = (SchedulerConfig, Capacity, NewRequest, StepResult, StepPlan)
 
@@ -24,7 +24,7 @@ def sample(hint: Any) -> Any:
     if hint in simple:
         return simple[hint]
     origin, parts = get_origin(hint), get_args(hint)
-    if origin is np.ndarray:
+    if is_array(hint):
         return np.array([3, 1, 2**31 - 1], np.int32)
     if type(None) in parts:
         return sample(next(part for part in parts if part is not types.NoneType))
