@@ -16,8 +16,8 @@ OUTCOMES = (
     "queue_timeout", "stream_backlog", "worker_lost", "model_changed", "drained",
 )  # fmt: skip
 REJECTIONS = (
-    "INVALID_FIELD", "UNIMPLEMENTED_FIELD", "EXCEEDS_MODEL_LEN", "EXCEEDS_KV_POOL", "REQUEST_ID_LIVE",
-    "QUEUE_FULL", "DRAINING", "WORKER_LOST", "OTHER",
+    "INVALID_FIELD", "INVALID_GRAMMAR", "EXCEEDS_MODEL_LEN", "EXCEEDS_KV_POOL", "EXCEEDS_ROWS",
+    "REQUEST_ID_LIVE", "QUEUE_FULL", "DRAINING", "WORKER_LOST", "OTHER",
 )  # fmt: skip
 STEP_KINDS = ("prefill", "decode", "mixed")
 ODDITIES = (

@@ -2,7 +2,7 @@
 
     OctavoError
     |-- InvalidArgument     INVALID_ARGUMENT     a field is out of its bounds
-    |-- Unimplemented       UNIMPLEMENTED        a field whose work is not built yet
+    |-- Unimplemented       UNIMPLEMENTED        a method or field that the service does not have
     |-- FailedPrecondition  FAILED_PRECONDITION  EXCEEDS_KV_POOL, NO_CHAT_TEMPLATE, MODEL_MISMATCH, ...
     |-- AlreadyExists       ALREADY_EXISTS       the request id is live
     |-- NotFound            NOT_FOUND

@@ -9,17 +9,12 @@ import math
 import numpy as np
 from google.protobuf.message import Message
 
-from octavo.errors import InvalidArgument, Unimplemented
+from octavo.errors import InvalidArgument
 
 
 def refuse(field: str, message: str, reason: str | None = None) -> InvalidArgument:
     """The error `field: message`, to be raised."""
     return InvalidArgument(f"{field}: {message}", reason=reason, field=field)
-
-
-def not_built(field: str, value: object) -> Unimplemented:
-    """The error for a field whose work is not built yet, to be raised."""
-    return Unimplemented(f"{field}: {value} is not supported yet", field=field)
 
 
 def whole(field: str, value: int, low: int, high: int) -> int:

@@ -1,12 +1,11 @@
 """Checks on a GenerateRequest.
 
-Owns the defaults and bounds of its fields, and the refusal of what is not built yet; does not know the
-tokenizer or the queue. Invariant: a bad value is INVALID_ARGUMENT even in a field that is not built yet, and
-nothing is tokenised before all of this has passed.
+Owns the defaults and bounds of its fields; does not know the tokenizer or the queue. Invariant: nothing is
+tokenised before all of this has passed.
 """
 
 from octavo.v1 import inference_pb2 as pb
-from scheduler_svc.limits.fields import at_most, flag, name, not_built, real, refuse, token_id, whole
+from scheduler_svc.limits.fields import at_most, flag, name, real, refuse, token_id, whole
 from scheduler_svc.limits.prompt import prompt_of
 from scheduler_svc.limits.values import CheckedRequest, Limits, ModelFacts
 
@@ -14,13 +13,13 @@ from scheduler_svc.limits.values import CheckedRequest, Limits, ModelFacts
 def check_generate(request: pb.GenerateRequest, limits: Limits, model: ModelFacts) -> CheckedRequest:
     """The request with all defaults resolved.
 
-    Raises InvalidArgument naming field, value and limit; Unimplemented naming a field that is not built yet.
+    Raises InvalidArgument naming field, value and limit.
     """
     request_id = name("request_id", request.request_id, limits.request_id)
     prompt = prompt_of(request, limits, model)
     sampling, stopping, output = request.sampling, request.stopping, request.output
     max_tokens, min_tokens = _lengths(stopping, limits)
-    checked = CheckedRequest(
+    return CheckedRequest(
         request_id=request_id,
         prompt=prompt,
         temperature=_temperature(sampling, limits),
@@ -49,9 +48,6 @@ def check_generate(request: pb.GenerateRequest, limits: Limits, model: ModelFact
         prompt_logprobs=_logprobs(output, "prompt_logprobs", limits),
         response_format=_response_format(request.response_format, min_tokens, limits),
     )
-    if checked.n > 1:
-        raise not_built("n", checked.n)
-    return checked
 
 
 def _temperature(sampling: pb.SamplingOptions, limits: Limits) -> float:

@@ -22,7 +22,9 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 @dataclass
 class Reply:
-    """What came back for one sequence. gaps: seconds between events, in order."""
+    """What came back for one request; tokens, text and reason as if it had one sequence. branches: tokens by
+    sequence. gaps: seconds between events, in order.
+    """
 
     request_id: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -35,6 +37,7 @@ class Reply:
     error_reason: str = ""
     stop_token_id: int | None = None
     gaps: list[float] = field(default_factory=list)
+    branches: dict[int, list[int]] = field(default_factory=dict)
     logprobs: list[float] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
 
@@ -45,12 +48,14 @@ class Reply:
                 self.prompt_logprobs += values_of(event.accepted.prompt_logprobs)
             case "delta":
                 self.tokens += event.delta.token_ids
+                self.branches.setdefault(event.delta.index, []).extend(event.delta.token_ids)
                 self.text += event.delta.text
                 self.logprobs += values_of(event.delta.logprobs)
             case "finished":
                 done = event.finished
                 self.reason = pb.FinishReason.Name(done.reason).removeprefix("FINISH_REASON_")
-                self.cached, self.preemptions = done.usage.cached_prompt_tokens, done.usage.preemptions
+                self.cached = done.usage.cached_prompt_tokens
+                self.preemptions += done.usage.preemptions
                 self.completion_tokens, self.error_reason = done.usage.completion_tokens, done.error_reason
                 if done.WhichOneof("matched") == "stop_token_id":
                     self.stop_token_id = done.stop_token_id

@@ -82,7 +82,7 @@ CASES: dict[str, tuple[pb.GenerateRequest, str, str]] = {
         changed(response_format={"regex": "a"}), "NO_EOS_TOKEN", "response_format.regex: "),
     "n 0": (changed(n=0), "INVALID_FIELD", "n: 0 is out of [1, 128]"),
     "n 1e6": (changed(n=1_000_000), "INVALID_FIELD", "n: 1000000 is out of [1, 128]"),
-    "n 4": (changed(n=4), "UNIMPLEMENTED_FIELD", "n: 4 is not supported yet"),
+    "n over the rows of a step": (changed(n=17), "EXCEEDS_ROWS", "n: 17 sequences, a step has at most 16"),
     "an empty stop string": (request([5], stop=[""]), "INVALID_FIELD", "stopping.stop[0]: is empty"),
     "queue_timeout 0": (changed(queue_timeout=duration_pb2.Duration()), "INVALID_FIELD", "queue_timeout: "),
     "larger than the pool": (request([5], POOL_TOKENS + 1), "EXCEEDS_KV_POOL", ""),

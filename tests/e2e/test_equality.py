@@ -13,12 +13,23 @@ from pathlib import Path
 import pytest
 
 from octavo.v1 import inference_pb2 as pb
+from scheduler_svc.core.plan import branch_seed
 from tests.e2e.processes import Processes, ServiceProcess
 from tests.e2e.rig import prompt_of, until
 from tests.e2e.service import Reply, Service, request
 
 BLOCK = 4
 TOKENS = 14
+WORKER_FLAGS = (
+    "--dtype",
+    "float64",
+    "--block-size",
+    str(BLOCK),
+    "--num-blocks",
+    "60",
+    "--max-model-len",
+    "200",
+)
 SHARED = prompt_of(3 * BLOCK + 1, 900)
 
 
@@ -37,6 +48,11 @@ class Bench:
             yield process.address
         finally:
             process.stop()
+
+    def replace_worker(self) -> None:
+        """kill -9, and another one at the same address."""
+        self.worker.kill()
+        self.worker = self.processes.worker(self.model, self.worker.address, *WORKER_FLAGS)
 
 
 def cases() -> list[pb.GenerateRequest]:
@@ -82,8 +98,7 @@ def bench(tiny_llama: Path, shared_processes: Processes) -> Bench:
 
 
 def _bench(model: Path, processes: Processes) -> Bench:
-    flags = ["--dtype", "float64", "--block-size", str(BLOCK), "--num-blocks", "60", "--max-model-len", "200"]
-    return Bench(processes, model, processes.worker(model, "127.0.0.1:0", *flags))
+    return Bench(processes, model, processes.worker(model, "127.0.0.1:0", *WORKER_FLAGS))
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +139,73 @@ def test_a06_a12_a18_the_tokens_are_those_of_the_cold_run(bench: Bench, cold: li
     if name == "a crowd":  # 24 requests of up to 13 blocks in 60 blocks: some had to give way
         assert sum(reply.preemptions for reply in replies) > 0
         assert sum(reply.cached for reply in replies) > 0
+
+
+def group(number: int, n: int, seed: int) -> pb.GenerateRequest:
+    """A request of n sequences; some change their logits, some follow a grammar."""
+    prompt = [*SHARED[: 3 + number], 30 + number]
+    message = with_asks(request(prompt, TOKENS, temperature=1.0, seed=seed), number)
+    message.n = n
+    return message
+
+
+GROUPS, BRANCHES = 8, 4
+
+
+@pytest.fixture(scope="module")
+def singles(bench: Bench) -> list[list[list[int]]]:
+    """What each branch of each group is, alone, with its derived seed."""
+    messages = [
+        group(number, 1, branch_seed(number, branch))
+        for number in range(GROUPS)
+        for branch in range(BRANCHES)
+    ]
+    with bench.scheduler("--no-prefix-cache", "--depth", "1") as address:
+        tokens = [reply.tokens for reply in asyncio.run(run(address, messages, together=False))]
+    return [tokens[at : at + BRANCHES] for at in range(0, len(tokens), BRANCHES)]
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "a worker killed midway"])
+def test_a14_branch_i_is_the_single_run_with_its_derived_seed(
+    bench: Bench, singles: list[list[list[int]]], name: str
+) -> None:
+    messages = [group(number, BRANCHES, number) for number in range(GROUPS)]
+    with bench.scheduler(*GROUP_SETTINGS.get(name, SETTINGS.get(name, ()))) as address:
+        if name in SETTINGS:
+            replies = asyncio.run(run(address, messages))
+        else:
+            replies = asyncio.run(_with_the_worker_killed(bench, address, messages))
+    for number, (reply, wanted) in enumerate(zip(replies, singles, strict=True)):
+        assert [reply.branches[branch] for branch in range(BRANCHES)] == wanted
+        assert reply.prompt_tokens == 4 + number
+    assert len({tuple(tokens) for tokens in singles[1]}) == BRANCHES
+    if name == "a crowd":
+        assert sum(reply.preemptions for reply in replies) > 0
+
+
+GROUP_SETTINGS = {
+    "a token a step": ("--max-num-batched-tokens", "5", "--max-num-seqs", "5"),
+    "chunks one short of a block": ("--max-num-batched-tokens", "5", "--max-num-seqs", "4"),
+    "chunks of a block": ("--max-num-batched-tokens", "6", "--max-num-seqs", "5"),
+}
+"""A group needs a row for each of its branches, and its steps one token more."""
+
+
+async def _with_the_worker_killed(
+    bench: Bench, address: str, messages: list[pb.GenerateRequest]
+) -> list[Reply]:
+    """kill -9 once a third of the tokens are out; another worker takes the address."""
+    replies = [Reply() for _ in messages]
+    async with Service(address) as service:
+        await service.wait_ready()
+        runs = asyncio.gather(
+            *(service.run(message, reply) for message, reply in zip(messages, replies, strict=True))
+        )
+        due = GROUPS * BRANCHES * TOKENS // 3
+        await until(lambda: sum(len(reply.tokens) for reply in replies) > due, 60)
+        await asyncio.to_thread(bench.replace_worker)
+        await runs
+    return replies
 
 
 def test_a06_qwen3_s_tokens_in_a_crowd_are_those_of_the_cold_run(

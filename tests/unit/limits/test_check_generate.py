@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import InvalidArgument, OctavoError, Unimplemented
+from octavo.errors import InvalidArgument, OctavoError
 from octavo.v1 import inference_pb2 as pb
 from scheduler_svc.limits import (
     ChatPrompt,
@@ -130,19 +130,6 @@ def test_a20_a_request_without_a_prompt_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"^prompt: none of text, token_ids, chat is set") as refused:
         check_generate(pb.GenerateRequest(), LIMITS, MODEL)
     assert refused.value.reason == "EMPTY_PROMPT"
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"n": 2}, "n"),
-    ],
-)
-def test_a_field_that_is_not_built_yet_is_named(fields: Mapping[str, Any], field: str) -> None:
-    with pytest.raises(Unimplemented) as refused:
-        check(**fields)
-    assert refused.value.field == field
-    assert refused.value.message.startswith(f"{field}: ")
 
 
 @pytest.mark.parametrize(
