@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable
 from enum import Enum
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -21,6 +21,7 @@ Schema = dict[str, tuple[str, ...]]
 """Field names in order, by class name."""
 
 Build = Callable[[Any], Any]
+_INT32 = np.dtype("<i4")
 
 
 class UnknownField(ValueError):
@@ -45,20 +46,31 @@ def plain(value: Any) -> Any:
     """What msgpack cannot write by itself: an array as little-endian int32 bytes, a dataclass as the list of
     its fields, a set sorted, an enum's value. Raises TypeError for anything else.
     """
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "iu":
-            raise TypeError(f"an array of {value.dtype} is no input of the core")
-        return value.astype("<i4", copy=False).tobytes()
-    if isinstance(value, frozenset):
-        return sorted(value)
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, np.integer | np.floating):
-        return value.item()
-    if dataclasses.is_dataclass(value):
-        kind: type = type(value)
-        return _reader(kind)(value)
-    raise TypeError(f"{type(value).__name__} is no input of the core")
+    kind: type = type(value)
+    return _plain_of(kind)(value)
+
+
+@cache
+def _plain_of(kind: type) -> Callable[[Any], Any]:
+    if issubclass(kind, np.ndarray):
+        return _array_bytes
+    if issubclass(kind, frozenset):
+        return sorted
+    if issubclass(kind, Enum):
+        return attrgetter("value")
+    if issubclass(kind, np.integer | np.floating):
+        return methodcaller("item")
+    if dataclasses.is_dataclass(kind):
+        return _reader(kind)
+    raise TypeError(f"{kind.__name__} is no input of the core")
+
+
+def _array_bytes(value: "np.ndarray[Any, Any]") -> bytes:
+    if value.dtype == _INT32:
+        return value.tobytes()
+    if value.dtype.kind not in "iu":
+        raise TypeError(f"an array of {value.dtype} is no input of the core")
+    return value.astype(_INT32).tobytes()
 
 
 def schema_of(*kinds: type) -> Schema:

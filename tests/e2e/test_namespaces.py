@@ -95,6 +95,17 @@ async def test_a_request_that_opts_out_neither_reads_nor_publishes(seat: Schedul
         assert await cached(rig) == 16
 
 
+async def test_a_request_for_prompt_log_probabilities_does_not_read_the_cache(seat: SchedulerSeat) -> None:
+    async with rig_at(seat) as rig:
+        assert await cached(rig) == 0
+        message = request(PROMPT, 1)
+        message.output.prompt_logprobs = 0
+        assert (await rig.service.run(message)).cached == 0
+        computed = sum(len(plan.input_ids) for plan in rig.fake.plans)
+        assert computed == 2 * len(PROMPT), "every position is computed, for each has its log-probability"
+        assert await cached(rig) == 16
+
+
 async def test_a_flush_forgets_one_namespace_or_all_and_hurts_no_running_request(seat: SchedulerSeat) -> None:
     async with rig_at(seat) as rig:
         for salt in ("a", "b"):
