@@ -143,6 +143,10 @@ class CoreScript:
         live = [self._core.abort(self._names[name]) for name in command.words]
         return "" if all(live) else "was not live"
 
+    def do_flush(self, command: Command) -> str:
+        """flush [namespace=NAME]: what was computed so far is found no more."""
+        return f"{self._core.flush(command.options.get('namespace'))} blocks forgotten"
+
     def do_stop(self, command: Command) -> str:
         """stop NAME LENGTH: the shell found a stop string that ends before output token LENGTH + 1."""
         live = self._core.stop(self._names[command.words[0]], int(command.words[1]), FinishReason.STOP)
