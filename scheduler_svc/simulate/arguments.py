@@ -48,6 +48,7 @@ class Arguments:
     depth: int
     prefix_cache: bool
     match_inside_blocks: bool
+    n: int
     worker_model: str
     json: Path | None
     plots: Path | None
@@ -78,6 +79,10 @@ def _no_contradiction(parser: argparse.ArgumentParser, given: Arguments) -> None
         parser.error("--block-size contiguous: needs --pool-tokens or an unbounded pool, not --num-blocks")
     if given.block_ids and given.block_sizes != (1,):
         parser.error("--block-ids: a block is one id of the trace, --block-size cannot be given")
+    if given.block_ids and given.n > 1:
+        parser.error(f"--n {given.n}: has no meaning with --block-ids")
+    if given.n > given.max_num_seqs:
+        parser.error(f"--n {given.n}: must be at most --max-num-seqs {given.max_num_seqs}")
     if given.one_at_a_time and given.arrival_scale != 1.0:
         parser.error(f"--arrival-scale {given.arrival_scale:g}: has no meaning with --one-at-a-time")
     if given.max_prefill_chunk > given.max_num_batched_tokens:
@@ -120,6 +125,9 @@ def _trace_flags(parser: argparse.ArgumentParser) -> None:
         help="X times the trace's requests a second (1)",
     )  # fmt: skip
     group.add_argument(
+        "--n", type=_whole(1, 1 << 10), default=1, metavar="N", help="answers to each request (1)"
+    )
+    group.add_argument(
         "--one-at-a-time", action="store_true", help="a request arrives when the one before has ended"
     )
     group.add_argument(
@@ -155,7 +163,10 @@ def _pool_flags(parser: argparse.ArgumentParser) -> None:
 def _policy_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("policies")
     group.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false")
-    group.add_argument("--no-match-inside-blocks", dest="match_inside_blocks", action="store_false")
+    group.add_argument(
+        "--no-match-inside-blocks", dest="match_inside_blocks", action="store_false",
+        help="the prefix cache gives whole blocks only",
+    )  # fmt: skip
     group.add_argument(
         "--priority", choices=("arrival", "shortest-first"), default="arrival",
         help="who goes first: the oldest, or the shorter prompt by powers of two (%(default)s)",

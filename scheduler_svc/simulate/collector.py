@@ -14,7 +14,6 @@ from scheduler_svc.core.plan import (
     Admitted,
     Finished,
     FinishReason,
-    Int32Array,
     Refusal,
     StepPlan,
     TokenEvents,
@@ -47,16 +46,19 @@ class Sample:
 
 @dataclass(slots=True)
 class Collector:
-    """Of one run of `count` requests, whose sequence ids are 0 .. count - 1. Times are virtual seconds."""
+    """Of one run of `count` requests of n sequences each; request i has the ids from i * n on.
+
+    Arrays are by sequence id. Times are virtual seconds.
+    """
 
     count: int
     span: float
+    n: int = 1
     arrived_at: FloatArray = field(init=False)
     admitted_at: FloatArray = field(init=False)
     first_token_at: FloatArray = field(init=False)
     last_token_at: FloatArray = field(init=False)
     ended_at: FloatArray = field(init=False)
-    prompt_lens: Int32Array = field(init=False)
     gaps: list[FloatArray] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -74,22 +76,21 @@ class Collector:
 
     def __post_init__(self) -> None:
         for name in ("arrived_at", "admitted_at", "first_token_at", "last_token_at", "ended_at"):
-            setattr(self, name, np.full(self.count, _UNKNOWN))
-        self.prompt_lens = np.zeros(self.count, np.int32)
+            setattr(self, name, np.full(self.count * self.n, _UNKNOWN))
         self._interval = max(FIRST_INTERVAL, self.span / MAX_SAMPLES)
 
-    def arrived(self, number: int, moment: float, prompt_len: int, refusal: Refusal | None) -> None:
-        self.arrived_at[number] = moment
-        self.prompt_lens[number] = prompt_len
+    def arrived(self, number: int, moment: float, refusal: Refusal | None) -> None:
+        self.arrived_at[number * self.n : (number + 1) * self.n] = moment
         if refusal is not None:
             self.refusals[refusal.reason.value] += 1
 
     def admitted(self, admitted: Admitted, moment: float) -> None:
-        self.admitted_at[admitted.seq_id] = moment
+        self.admitted_at[admitted.seq_id : admitted.seq_id + self.n] = moment
 
     def is_waiting(self, number: int) -> bool:
         """Whether it has neither been admitted nor ended."""
-        return bool(self.admitted_at[number] == _UNKNOWN and self.ended_at[number] == _UNKNOWN)
+        first = number * self.n
+        return bool(self.admitted_at[first] == _UNKNOWN and self.ended_at[first] == _UNKNOWN)
 
     def gave_up(self, number: int) -> None:
         self.timed_out += 1

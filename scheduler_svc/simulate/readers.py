@@ -1,4 +1,4 @@
-"""Reading traces: Mooncake and WEKA JSON lines, Azure CSV, sessions of text; plain or gzip.
+"""Reading traces: Mooncake and WEKA JSON lines, Azure CSV, sessions of text, recorded logs.
 
 Owns the formats; does not know what a simulation does with the requests. Invariant: a trace is read whole or
 refused with one line that names file, line, field, value and limit.
@@ -19,7 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from scheduler_svc.core.plan import Int32Array
+from scheduler_svc.recorder.format import MAGIC
 from scheduler_svc.simulate.fields import Fields
+from scheduler_svc.simulate.recorded import read_log
 from scheduler_svc.simulate.trace import MAX_TOKENS, Trace, TraceError, TraceRequest
 
 MOONCAKE_BLOCK = 512
@@ -43,19 +45,27 @@ class ReadOptions:
 
 def read_trace(path: Path, name: str = "auto", options: ReadOptions | None = None) -> Trace:
     """The trace in a file. Raises TraceError for what is not such a trace, OSError for no file."""
-    lines = _lines(path)
-    if not lines:
-        raise TraceError(f"{path}: no requests: the file is empty")
-    name = _guess(path, lines[0][1]) if name == "auto" else name
-    trace = FORMATS[name](path, lines, options or ReadOptions())
+    raw = path.read_bytes()
+    options = options or ReadOptions()
+    if name == LOG or (name == "auto" and raw.startswith(MAGIC)):
+        trace = read_log(path, options.limit)
+    else:
+        trace = _read_lines(path, raw, name, options)
     if not trace.requests:
-        raise TraceError(f"{path}: no requests in format {name}")
+        raise TraceError(f"{path}: no requests in format {trace.format}")
     return trace
 
 
-def _lines(path: Path) -> Lines:
-    """(number, text) of every line that is not blank."""
-    raw = path.read_bytes()
+def _read_lines(path: Path, raw: bytes, name: str, options: ReadOptions) -> Trace:
+    lines = _lines(path, raw)
+    if not lines:
+        raise TraceError(f"{path}: no requests: the file is empty")
+    name = _guess(path, lines[0][1]) if name == "auto" else name
+    return LINE_FORMATS[name](path, lines, options)
+
+
+def _lines(path: Path, raw: bytes) -> Lines:
+    """(number, text) of every line that is not blank; plain or gzip."""
     try:
         data = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
         text = data.decode("utf-8")
@@ -171,13 +181,15 @@ def _first(lines: Lines, options: ReadOptions) -> Lines:
     return lines[: options.limit] if options.limit else lines
 
 
-FORMATS: dict[str, Callable[[Path, Lines, ReadOptions], Trace]] = {
+LINE_FORMATS: dict[str, Callable[[Path, Lines, ReadOptions], Trace]] = {
     "mooncake": _mooncake,
     "azure": _azure,
     "weka": _weka,
     "sessions": _sessions,
 }
-"""By the name that --format takes."""
+LOG = "log"
+FORMATS = (*LINE_FORMATS, LOG)
+"""The names that --format takes."""
 
 
 def load_encoder(folder: Path) -> Encoder:

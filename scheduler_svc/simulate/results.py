@@ -55,6 +55,8 @@ def _prefix(setup: Setup, collector: Collector, stats: PoolStats) -> Figures:
         "lookup_tokens": counters.prefix_lookup_tokens,
         "hit_tokens": counters.prefix_hit_tokens,
         "hit_rate": _share(counters.prefix_hit_tokens, counters.prefix_lookup_tokens),
+        "copied_tokens": counters.prefix_copied_tokens,
+        "copies": counters.prefix_copies,
         "alignment_lost_tokens": counters.prefix_alignment_lost_tokens,
         "collisions": counters.prefix_collisions,
         "evicted_blocks": counters.blocks_evicted,
@@ -83,6 +85,9 @@ def _memory(samples: list[Sample], stats: PoolStats) -> Figures:
         "blocks_saved_by_sharing_mean": _mean(saved),
         "blocks_saved_by_sharing_most": _most(saved),
         "blocks_allocated": stats.counters.blocks_allocated,
+        "forks": stats.counters.forks,
+        "blocks_saved_by_forks": stats.counters.blocks_saved_by_forks,
+        "copies_on_write": stats.counters.copies_on_write,
     }
 
 

@@ -51,7 +51,7 @@ def run_all(arguments: Arguments, trace: Trace, worker: StepTimes, progress: Pro
 
 def run_one(label: str, setup: Setup, trace: Trace, worker: StepTimes, progress: Progress) -> Figures:
     span = max(request.arrival for request in trace.requests) / setup.arrival_scale
-    collector = Collector(len(trace.requests), span)
+    collector = Collector(len(trace.requests), span, setup.n)
     Simulator(trace, setup, worker, collector, lambda ended: progress(label, ended)).run()
     return figures_of(label, setup, collector)
 
@@ -63,7 +63,7 @@ def setups_of(arguments: Arguments, trace: Trace) -> Iterator[tuple[str, Setup]]
     base = Setup(
         _config(arguments), 1, 1, limit, arguments.arrival_scale,
         arguments.one_at_a_time or arguments.block_ids, arguments.block_ids,
-        arguments.priority == "shortest-first", arguments.queue_timeout,
+        arguments.priority == "shortest-first", arguments.queue_timeout, n=arguments.n,
     )  # fmt: skip
     for size in arguments.block_sizes:
         if size:
@@ -98,10 +98,18 @@ def _num_blocks(arguments: Arguments, trace: Trace, size: int) -> int:
     elif arguments.pool_tokens is not None:
         flag, blocks = "--pool-tokens", arguments.pool_tokens // size
     else:  # nothing is ever evicted, and no admission waits for the reserve
-        flag, blocks = "--num-blocks unbounded", 1024 + sum(-(-n // size) for n in _lengths(arguments, trace))
+        flag, blocks = "--num-blocks unbounded", unbounded(trace, size, arguments.n)
     if blocks < 1 or blocks * size > MAX_SLOTS:
         raise TraceError(f"{flag}: {blocks} blocks of {size} tokens, must be 1 to {MAX_SLOTS} tokens")
     return blocks
+
+
+def unbounded(trace: Trace, size: int, n: int = 1) -> int:
+    """Blocks of which no request of the trace ever lacks one, whatever is kept; each prompt counts 2 more
+    than it has, for tails that are copied.
+    """
+    tails = ((r.prompt_len, max(1, r.output_len)) for r in trace.requests)
+    return 1024 + sum(2 + -(-prompt // size) + n * (1 + -(-output // size)) for prompt, output in tails)
 
 
 def _lengths(arguments: Arguments, trace: Trace) -> Iterator[int]:

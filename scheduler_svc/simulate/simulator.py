@@ -40,7 +40,8 @@ class Setup:
     one before has ended. block_ids: prompts are the trace's block ids, one token each, with one token of
     output. shortest_first: requests of half the prompt length have the better priority. queue_timeout:
     seconds after which a request that was never admitted goes away; 0: never. spare_blocks: beyond
-    num_blocks, only to meet the reserve of admissions where nothing grows; never held.
+    num_blocks, only to meet the reserve of admissions where nothing grows; never held. n: sequences that each
+    request asks for.
     """
 
     config: SchedulerConfig
@@ -53,6 +54,7 @@ class Setup:
     shortest_first: bool = False
     queue_timeout: float = 0.0
     spare_blocks: int = 0
+    n: int = 1
 
     @property
     def capacity(self) -> Capacity:
@@ -65,11 +67,11 @@ class Setup:
 
 @dataclass(slots=True)
 class _Sent:
-    """A plan at the worker. ends_at: when its answer comes. numbers: [S] whose samples they are."""
+    """A plan at the worker. ends_at: when its answer comes. seq_ids: [S] whose samples they are."""
 
     plan: StepPlan
     ends_at: float
-    numbers: Int64Array
+    seq_ids: Int64Array
 
 
 @dataclass(slots=True)
@@ -87,15 +89,15 @@ class Simulator:
     _ended: int = 0
     _free_at: float = 0.0
     _sent: deque[_Sent] = field(default_factory=deque)
-    _row_numbers: Int64Array = field(init=False)
+    _row_seq_ids: Int64Array = field(init=False)
     _deadlines: deque[tuple[float, int]] = field(default_factory=deque)
     _outputs: "_Outputs" = field(init=False)
 
     def __post_init__(self) -> None:
         self.core = Scheduler(self.setup.config)
         self.core.worker_ready(self.setup.capacity)
-        self._row_numbers = np.zeros(self.setup.config.max_num_seqs, np.int64)
-        self._outputs = _Outputs(self.trace)
+        self._row_seq_ids = np.zeros(self.setup.config.max_num_seqs, np.int64)
+        self._outputs = _Outputs(self.trace, self.setup.n)
 
     def run(self) -> None:
         """From the first arrival to the last answer."""
@@ -111,7 +113,7 @@ class Simulator:
             if self._sent and self._sent[0].ends_at <= self.now:
                 self._take_answer()
         assert not self.core.has_work(), "the core waits for nothing that comes"
-        assert self._ended == len(self.trace.requests)
+        assert self._ended == len(self.trace.requests) * self.setup.n
         self.collector.close(self.now, self.core)
 
     def _arrival(self, number: int) -> float:
@@ -130,9 +132,9 @@ class Simulator:
         self._next = number + 1
         request = self._request(number)
         refusal = self.core.add(request, arrived)
-        self.collector.arrived(number, arrived, len(request.prompt), refusal)
+        self.collector.arrived(number, arrived, refusal)
         if refusal is not None:
-            self._end(1)
+            self._end(self.setup.n)
         elif self.setup.queue_timeout:
             self._deadlines.append((arrived + self.setup.queue_timeout, number))
 
@@ -140,11 +142,13 @@ class Simulator:
         source, by_ids = self.trace.requests[number], self.setup.block_ids
         prompt = self.trace.ids_of(number) if by_ids else self.trace.prompt_of(number)
         return NewRequest(
-            SeqId(number), prompt,
+            SeqId(number * self.setup.n), prompt,
+            n=self.setup.n,
             max_tokens=1 if by_ids else max(1, source.output_len),
             sampling=GREEDY,
-            priority=len(prompt).bit_length() if self.setup.shortest_first else 0,
+            priority=len(prompt).bit_length() if self.setup.shortest_first else source.priority,
             namespace=source.namespace,
+            use_prefix_cache=source.use_prefix_cache,
         )  # fmt: skip
 
     def _send_plans(self) -> None:
@@ -156,8 +160,8 @@ class Simulator:
             seconds = self.worker.seconds(plan, self.setup.block_size)
             self._free_at = begins + seconds
             for row_setup in plan.setups:
-                self._row_numbers[row_setup.row] = row_setup.seq_id
-            self._sent.append(_Sent(plan, self._free_at, self._row_numbers[plan.sample_rows]))
+                self._row_seq_ids[row_setup.row] = row_setup.seq_id
+            self._sent.append(_Sent(plan, self._free_at, self._row_seq_ids[plan.sample_rows]))
             self.collector.sent(plan, seconds)
         self._take_notices()
 
@@ -173,7 +177,7 @@ class Simulator:
         sent = self._sent.popleft()
         plan = sent.plan
         contexts = plan.positions[plan.sample_positions].astype(np.int64) + 1
-        tokens = self._outputs.at(sent.numbers, contexts)
+        tokens = self._outputs.at(sent.seq_ids, contexts)
         events = self.core.apply(StepResult(plan.step_id, tokens), self.now)
         self.collector.answered(self.now, events)
         self._take_notices()
@@ -181,7 +185,10 @@ class Simulator:
     def _give_up_waiting(self) -> None:
         while self._deadlines and self._deadlines[0][0] <= self.now:
             _, number = self._deadlines.popleft()
-            if self.collector.is_waiting(number) and self.core.abort(SeqId(number), self.now):
+            if self.collector.is_waiting(number):
+                first = number * self.setup.n
+                for seq_id in range(first, first + self.setup.n):
+                    self.core.abort(SeqId(seq_id), self.now)
                 self.collector.gave_up(number)
                 self._take_notices()
 
@@ -196,14 +203,17 @@ class Simulator:
 
     def _end(self, count: int) -> None:
         self._ended += count
-        self.progress(self._ended)
+        self.progress(self._ended // self.setup.n)
 
 
 class _Outputs:
-    """The token that the worker samples: the trace's own where it has them, else made up."""
+    """The token that the worker samples: the trace's own where it has them, for the first sequence of a
+    request; else made up.
+    """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, n: int) -> None:
         requests = trace.requests
+        self._n = n
         self._prompt_lens = np.array([request.prompt_len for request in requests], np.int64)
         known = [request.output for request in requests if request.output is not None]
         self._starts: Int64Array | None = None
@@ -213,13 +223,14 @@ class _Outputs:
             self._ends = self._starts + lengths
             self._tokens = np.concatenate([np.empty(0, np.int32), *known])
 
-    def at(self, numbers: Int64Array, contexts: Int64Array) -> Int32Array:
-        """[k] the tokens that follow contexts of so many tokens of these requests."""
+    def at(self, seq_ids: Int64Array, contexts: Int64Array) -> Int32Array:
+        """[k] the tokens that follow contexts of so many tokens of these sequences."""
+        numbers = seq_ids // self._n
         positions = contexts - self._prompt_lens[numbers]
-        made_up = output_tokens(numbers, positions)
+        made_up = output_tokens(seq_ids, positions)
         if self._starts is None:
             return made_up
         places = self._starts[numbers] + positions
-        known = (positions >= 0) & (places < self._ends[numbers])
+        known = (positions >= 0) & (places < self._ends[numbers]) & (seq_ids % self._n == 0)
         made_up[known] = self._tokens[places[known]]
         return made_up

@@ -29,7 +29,8 @@ def table_of(report: Figures) -> Table:
 
 
 def _count(section: str, name: str) -> Cell:
-    return lambda run: "" if run[section].get(name) is None else f"{run[section][name]:,.0f}"
+    """Empty where there is none."""
+    return lambda run: f"{run[section][name]:,.0f}" if run[section].get(name) else ""
 
 
 def _percent(section: str, name: str) -> Cell:
@@ -63,10 +64,13 @@ LINES: tuple[tuple[str, Cell], ...] = (
     ("trace block hit rate", _percent("prefix", "trace_block_hit_rate")),
     ("prompt tokens looked up", _count("prefix", "lookup_tokens")),
     ("prefix hit rate, tokens", _percent("prefix", "hit_rate")),
+    ("of it inside blocks, tokens", _count("prefix", "copied_tokens")),
     ("blocks evicted", _count("prefix", "evicted_blocks")),
     ("waste, of held slots", _percent("memory", "waste")),
     ("blocks saved by sharing, mean", _count("memory", "blocks_saved_by_sharing_mean")),
     ("blocks held, mean", _count("memory", "blocks_active_mean")),
+    ("blocks saved by forks", _count("memory", "blocks_saved_by_forks")),
+    ("copies on write", _count("memory", "copies_on_write")),
     ("requests refused", _total("requests", "refused")),
     ("requests that gave up waiting", _count("requests", "gave_up_waiting")),
     ("requests running, mean", lambda run: _one_digit(run["throughput"]["requests_running_mean"])),

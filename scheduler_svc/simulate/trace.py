@@ -31,7 +31,7 @@ class TraceRequest:
 
     block_ids: of consecutive blocks of the prompt, `Trace.id_block_size` tokens each; the last may be cut,
     and a rest without an id is content of this request alone. prompt, output: the token ids, where they are
-    known.
+    known. priority: smaller first. use_prefix_cache: whether it may read and fill the prefix cache.
     """
 
     arrival: float
@@ -41,6 +41,8 @@ class TraceRequest:
     block_ids: Int32Array | None = None
     prompt: Int32Array | None = None
     output: Int32Array | None = None
+    priority: int = 0
+    use_prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)

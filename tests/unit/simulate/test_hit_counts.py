@@ -85,3 +85,29 @@ def test_without_the_cache_nothing_is_looked_up() -> None:
     given = setup(1, 10_000, one_at_a_time=True, block_ids=True, prefix_cache=False)
     prefix = figures(trace, given)["prefix"]
     assert (prefix["lookup_tokens"], prefix["hit_tokens"], prefix["hit_rate"]) == (0, 0, None)
+
+
+def naive_prefixes(trace: Trace) -> int:
+    """Tokens that each prompt, but for its last, shares with the beginning of anything computed before."""
+    computed: list[np.ndarray] = []
+    found = 0
+    for number, request in enumerate(trace.requests):
+        prompt = trace.prompt_of(number)
+        found += max((common_prefix(prompt[:-1], other) for other in computed), default=0)
+        output = np.empty(0, np.int32) if request.output is None else request.output[:-1]
+        computed.append(np.concatenate((prompt, output)))
+    return found
+
+
+def common_prefix(one: np.ndarray, other: np.ndarray) -> int:
+    shorter = min(len(one), len(other))
+    differs = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(differs[0]) if len(differs) else shorter
+
+
+@pytest.mark.parametrize("block_size", [16, 256, 1024])
+def test_with_matches_inside_blocks_every_common_prefix_is_found(block_size: int) -> None:
+    """Whatever the block size: a cached block that begins as the prompt goes on is copied."""
+    trace = read_trace(SESSIONS, options=ReadOptions(limit=60, encode=load_encoder(MODEL)))
+    prefix = figures(trace, setup(block_size, 64_000 // block_size, one_at_a_time=True))["prefix"]
+    assert prefix["hit_tokens"] == naive_prefixes(trace)

@@ -145,3 +145,29 @@ def test_time_never_goes_back_and_the_worker_is_never_two_places_at_once() -> No
     assert (kept.first_token_at >= kept.arrived_at).all()
     assert (np.concatenate(kept.gaps) >= 0.010 - 1e-9).all()
     assert ends[-1] == pytest.approx(kept.seconds)
+
+
+def test_several_answers_share_their_prompt_and_end_apart() -> None:
+    trace = made_trace((0.0, 20, 6), (0.001, 20, 6))
+    run = figures(trace, setup(n=3))
+    kept = simulate(trace, setup(n=3))
+    assert run["requests"] == {
+        "offered": 2, "refused": {}, "gave_up_waiting": 0, "ended": {"length": 6}
+    }  # fmt: skip
+    assert run["throughput"]["generated_tokens"] == 2 * 3 * 6
+    assert run["throughput"]["computed_prompt_tokens"] == 2 * 20
+    assert run["memory"]["blocks_saved_by_sharing_most"] >= 2 * 2 * 5
+    assert (kept.first_token_at >= 0).all()
+    assert len(kept.first_token_at) == 6
+
+
+def test_a_group_that_waits_too_long_goes_away_whole() -> None:
+    trace = made_trace((0.0, 40, 10), (0.001, 40, 5))
+    run = figures(trace, setup(max_num_seqs=2, n=2, queue_timeout=0.05))
+    assert run["requests"]["gave_up_waiting"] == 1
+    assert run["requests"]["ended"] == {"length": 2}
+
+
+def test_more_answers_than_rows_are_refused() -> None:
+    run = figures(made_trace((0.0, 5, 1)), setup(max_num_seqs=2, n=3))
+    assert run["requests"]["refused"] == {"EXCEEDS_ROWS": 1}

@@ -55,7 +55,8 @@ def figures(trace: Trace, given: Setup, worker: StepTimes = TEN_MS) -> Figures:
 
 def simulate(trace: Trace, given: Setup, worker: StepTimes = TEN_MS) -> Collector:
     """What the collector kept of a run."""
-    collector = Collector(len(trace.requests), max(request.arrival for request in trace.requests))
+    span = max(request.arrival for request in trace.requests)
+    collector = Collector(len(trace.requests), span, given.n)
     Simulator(trace, given, worker, collector).run()
     return collector
 
