@@ -5,6 +5,7 @@ that the device has drawn; knows neither logits nor plans. Invariant: a mask bel
 that its row has sampled; a row whose matcher cannot go on allows nothing, so that it fails alone.
 """
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from gpu_worker.device import Download, Marker
 from gpu_worker.wire import Int32Array, RowSetup
 from octavo.grammars import LIMITS
 
+_log = logging.getLogger(__name__)
 _KEPT = 64
 """Compiled grammars that are kept for rows to come."""
 _MOST_THREADS = 8
@@ -64,8 +66,11 @@ class _Row:
         """The matcher after all tokens so far; None when it cannot go on. May wait for the compilation."""
         if self.compiled is not None:
             compiled, self.compiled = self.compiled, None
-            if compiled.exception() is None:
+            error = compiled.exception()
+            if error is None:
                 self.matcher = compiled.result().deep_copy()
+            else:
+                _log.error("a grammar could not be compiled", exc_info=error)
         for token in self.history:
             self.take(token)
         self.history.clear()

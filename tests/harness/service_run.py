@@ -45,6 +45,7 @@ class Outcome:
     cached: int
     kills: int
     seconds: float
+    replies: list[Reply] = field(default_factory=list)
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Runner:
             sum(reply.cached for reply in replies),
             int(setting.killed),
             time.monotonic() - started,
+            replies,
         )
 
     async def _ask(

@@ -1,11 +1,14 @@
 """The equality harness on tiny random models of every family in float64: A06, A10, A12, A18, A25."""
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
 import torch
 
+from octavo.v1 import inference_pb2 as pb
+from scheduler_svc.core.plan import branch_seed
 from tests.e2e.processes import Processes
 from tests.e2e.service import request
 from tests.fixtures.hf_families import FAMILIES, OTHERS
@@ -82,23 +85,76 @@ def assert_setting_was_real(outcome: Outcome) -> None:
     assert (outcome.cached > 0) == setting.cache, setting.name
 
 
-@pytest.mark.timeout(300)
-def test_seeded_sampling_is_the_same_under_opposite_settings(processes: Processes, tmp_path: Path) -> None:
-    """A18: temperature, top-k and top-p with seeds, alone and in a crowd that is preempted, chunked and
-    killed.
+def asking(prompts: list[list[int]]) -> list[pb.GenerateRequest]:
+    """A request for each prompt, its parameters drawn at random from all that there are."""
+    messages = []
+    for number, prompt in enumerate(prompts):
+        rng = random.Random(number)
+        message = request(prompt, TINY_TOKENS, temperature=rng.choice([0.0, 0.7, 1.1]), seed=number)
+        sampling, output = message.sampling, message.output
+        for field, values in PARAMETERS.items():
+            if rng.random() < 0.4:
+                setattr(sampling, field, rng.choice(values))
+        if rng.random() < 0.3:
+            sampling.logit_bias.update({rng.randrange(3, 380): rng.uniform(-5, 5) for _ in range(5)})
+        if rng.random() < 0.3:
+            output.logprobs = rng.randint(0, 3)
+        if rng.random() < 0.2:
+            output.prompt_logprobs = 1
+        if rng.random() < 0.2:
+            message.stopping.min_tokens, message.stopping.ignore_eos = TINY_TOKENS // 2, False
+        elif rng.random() < 0.2:
+            message.response_format.regex = "([a-z0-9]{1,4} ){3,60}"
+        messages.append(message)
+    return messages
+
+
+PARAMETERS: dict[str, list[float]] = {
+    "top_k": [5, 40],
+    "top_p": [0.5, 0.9],
+    "min_p": [0.05],
+    "presence_penalty": [-0.5, 1.0],
+    "frequency_penalty": [-0.2, 0.7],
+    "repetition_penalty": [0.9, 1.3],
+}
+
+
+def outputs(outcome: Outcome) -> list[list[list[int]]]:
+    return [[reply.branches[branch] for branch in sorted(reply.branches)] for reply in outcome.replies]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("n", [1, 3])
+def test_all_parameters_give_the_same_under_opposite_settings(
+    n: int, processes: Processes, tmp_path: Path
+) -> None:
+    """A14, A15, A18: parameters drawn at random, alone and in a crowd that is preempted, chunked and killed.
+
+    With n sequences each is the single run with its derived seed. Values of log-probabilities are the same
+    too.
     """
     plant, prompts = tiny_plant("qwen3", tmp_path), tiny_prompts()
-    messages = [
-        request(prompt, TINY_TOKENS, temperature=0.7 + 0.1 * (i % 5), seed=i, top_k=10 * (i % 3))
-        for i, prompt in enumerate(prompts)
-    ]
-    for message in messages[::4]:
-        message.sampling.top_p = 0.8
+    messages = asking(prompts)
     runner = Runner(processes, plant)
     settings = covering_settings()
     alone = next(one for one in settings if not one.crowd and not one.killed)
     hard = [one for one in settings if one.crowd and one.small_pool]
-    expected = asyncio.run(runner.run(alone, messages)).outputs
-    assert len({tuple(output) for output in expected}) == len(prompts)
+    singles = []
+    for message in messages:
+        for branch in range(n):
+            single = pb.GenerateRequest.FromString(message.SerializeToString())
+            single.sampling.seed = branch_seed(message.sampling.seed, branch)
+            singles.append(single)
+        message.n = n
+    wanted = asyncio.run(runner.run(alone, singles)).replies
+    assert len({tuple(reply.tokens) for reply in wanted}) > len(prompts) // 2
     for setting in hard:
-        assert asyncio.run(runner.run(setting, messages)).outputs == expected, setting.name
+        outcome = asyncio.run(runner.run(setting, messages))
+        found = outputs(outcome)
+        for at, reply in enumerate(wanted):
+            assert found[at // n][at % n] == reply.tokens, (setting.name, at)
+        if n == 1:
+            for reply, first in zip(outcome.replies, wanted, strict=True):
+                assert reply.logprobs == pytest.approx(first.logprobs, abs=1e-5)
+                assert reply.prompt_logprobs == pytest.approx(first.prompt_logprobs, abs=1e-5)
+        assert outcome.preemptions > 0, setting.name
