@@ -3,8 +3,8 @@
 Owns the log and the comparison of two samples; knows no viewer. Invariant: events are numbered without gaps,
 and a reader is told how many it missed.
 
-Copies, admissions and ends come from the plans and notices themselves, and so are all told. Which blocks were
-hit or evicted, and who was preempted, is read off two samples; how many is counted by the core.
+Copies, forks, admissions and ends come from the plans and notices themselves, and so are all told. Which
+blocks were hit or evicted, and who was preempted, is read off two samples; how many is counted by the core.
 """
 
 from collections import deque
@@ -52,6 +52,8 @@ class EventLog:
         if len(plan.copy_pairs):
             pairs = plan.copy_pairs[:NAMED_BLOCKS]
             self._add("copy", n=len(plan.copy_pairs), pairs=pairs.tolist())
+        for first, count in _forks(plan):
+            self._add_of(first, "fork", n=count)
 
     def noticed(self, notices: Notices) -> None:
         """Sequences were admitted or ended."""
@@ -87,6 +89,19 @@ class EventLog:
     def _add(self, kind: str, **fields: Any) -> None:
         self._last += 1
         self._events.append((self._last, {"kind": kind, "t": round(self._clock(), 3), **fields}))
+
+
+def _forks(plan: StepPlan) -> list[tuple[int, int]]:
+    """(the first branch, branches) of each group that this plan forks: its further branches get rows that
+    compute nothing yet and sample where the first one does.
+    """
+    running = set(plan.rows.tolist())
+    branches = {setup.row: setup.seq_id for setup in plan.setups if setup.row not in running}
+    groups: dict[int, list[int]] = {}
+    for position, row in zip(plan.sample_positions.tolist(), plan.sample_rows.tolist(), strict=True):
+        if row in branches:
+            groups.setdefault(position, []).append(branches[row])
+    return [(min(group) - 1, len(group) + 1) for group in groups.values()]
 
 
 def _some(blocks: Int64Array) -> list[int]:

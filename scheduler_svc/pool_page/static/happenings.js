@@ -49,7 +49,7 @@ function words(event) {
     case "ended": return `${event.id || "a request"} ended: ${event.reason}, ${event.output} tokens`;
     case "session": return event.up ? "a session with a worker began" : "the worker is gone; everybody waits";
     case "missed": return `and ${event.n} more, too many to tell`;
-    case "fork": return `${event.id} forked into ${event.n}`;
+    case "fork": return `${event.id} forked into ${event.n} branches`;
     default: return "";
   }
 }

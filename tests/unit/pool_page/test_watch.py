@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from scheduler_svc.core.plan import Admitted, Notices, SeqId
+from scheduler_svc.core.plan import Admitted, NewRequest, Notices, SchedulerConfig, SeqId, StepResult
 from scheduler_svc.pool_page.events import KEPT, EventLog
 from scheduler_svc.pool_page.watch import MAX_VIEWERS, PoolWatch, TooManyViewers
+from tests.fakes.core_driver import CoreDriver
 from tests.unit.scheduler_svc.engine_rig import EngineRig, engine_rig
 
 
@@ -87,3 +89,31 @@ def test_a_reader_that_is_too_late_is_told_how_many_it_missed() -> None:
         log.noticed(Notices(admitted=(Admitted(SeqId(number), 0),)))
     events, missed = log.since(10)
     assert (len(events), missed, events[0]["id"], log.since(log.last)) == (KEPT, 20, "r30", ([], 0))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_fork_and_the_copies_after_it_are_told_from_the_plans(depth: int) -> None:
+    """A14: two groups that fork in one step, beside a plain request."""
+    core = CoreDriver(64, 4, SchedulerConfig(depth=depth, max_num_batched_tokens=256, prefix_cache=False))
+    log = EventLog(lambda: 1.0, lambda seq_id: f"r{seq_id}")
+    core.add([1, 2, 3], 3)
+    for n in (3, 2):
+        prompt = np.arange(10 * n, 10 * n + 6, dtype=np.int32)
+        seq_id = core._next_id
+        request = NewRequest(SeqId(seq_id), prompt, max_tokens=3, n=n)
+        assert core.core.add(request, 0.0) is None
+        core._next_id += n
+    while core.core.has_work():
+        plan = core.core.schedule(0.0)
+        if plan is None:
+            break
+        log.planned(plan)
+        if len(log.since(0)[0]) >= 4:
+            break
+        samples = np.full(len(plan.sample_rows), 7, np.int32)
+        core.core.apply(StepResult(plan.step_id, samples), 0.0)
+    told = log.since(0)[0]
+    assert [(event["seq"], event["n"]) for event in told if event["kind"] == "fork"] == [(1, 3), (4, 2)]
+    assert (
+        sum(event["n"] for event in told if event["kind"] == "copy") == 3
+    )  # the last to write copies nothing
