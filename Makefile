@@ -29,7 +29,7 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record bench-cpu bench-gpu test-gpu compose-test pool-page-test bench-pool-page sanitize doctor clean distclean setup model
+.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record bench-cpu bench-gpu test-gpu compose-test pool-page-test dashboards-test bench-pool-page sanitize doctor clean distclean setup model
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,13 +43,13 @@ serve: $(RUNTIME) $(MODEL_READY) ## run a worker and a scheduler until Ctrl-C
 	@$(BIN)/octavo serve --model $(MODEL) $(SERVE_ARGS)
 
 test: $(DEV) $(DEMO_MODEL)/model.gguf ## set up and run the tests
-	$(PYTEST) -m "not long and not gpu and not browser" $(TEST_ARGS)
+	$(PYTEST) -m "not long and not gpu and not browser and not prometheus" $(TEST_ARGS)
 
 test-operations: $(DEV) ## a million random operations on the scheduling core, on all processors; OPERATIONS_ARGS
 	$(BIN)/python -m tests.long.operations $(OPERATIONS_ARGS)
 
 test-long: $(DEV) $(DEMO_MODEL)/model.gguf test-operations ## a million random operations, then all tests at full length
-	$(PYTEST) -m "not gpu and not browser" --timeout 3600 --hypothesis-profile drawn $(TEST_ARGS)
+	$(PYTEST) -m "not gpu and not browser and not prometheus" --timeout 3600 --hypothesis-profile drawn $(TEST_ARGS)
 
 check: $(DEV) ## lint, format, types, import contracts, schemas
 	$(BIN)/ruff check .
@@ -93,6 +93,9 @@ sanitize: ## the CPU kernels on drawn shapes under the address, undefined and th
 pool-page-test: $(DEV) ## the live pool page in a real Chromium; pictures go to build/pool-page
 	@$(PIP) -e '.[browser]' || $(call fail,playwright could not be installed; pip says why above)
 	$(BIN)/python -m pytest -m browser tests/browser $(TEST_ARGS)
+
+dashboards-test: $(DEV) ## dashboards, alerts and metrics on a real Prometheus under load; pictures go to build/dashboards
+	$(BIN)/python -m pytest -m prometheus tests/dashboards --timeout 300 $(TEST_ARGS)
 
 bench-pool-page: $(DEV) ## the pool page with 100,000 blocks at 10 updates a second, in a real Chromium
 	@$(PIP) -e '.[browser]' || $(call fail,playwright could not be installed; pip says why above)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from deploy.dashboard import PANELS
+from deploy.dashboards.every import DASHBOARDS, panels
 from deploy.engine import ROOT, Compose, EngineError, has_image
 from octavo_client import Client
 from octavo_client.errors import OctavoError
@@ -171,12 +171,12 @@ class Story:
         for job in ("scheduler", "worker"):
             wait_for(job, lambda job=job: self._down(job), 60.0)  # type: ignore[misc]
         answer(self._client, ANSWER_TOKENS)
-        queries = [query for panel in PANELS for _, query in panel.queries]
+        queries = [query for panel in panels() for _, query in panel.queries]
         for query in queries:
             wait_for("a query of the dashboard", lambda query=query: self._empty(query), 60.0)  # type: ignore[misc]
         if "grafana" in self._services:
             self._provisioned()
-        return f"Prometheus has both services; {len(queries)} queries of the dashboard have samples"
+        return f"Prometheus has both services; {len(queries)} queries of the dashboards have samples"
 
     def _query(self, query: str) -> list[dict[str, Any]]:
         expression = urllib.parse.quote(query.replace("$__rate_interval", "2m"))
@@ -191,12 +191,15 @@ class Story:
 
     def _empty(self, query: str) -> str:
         values = [sample["value"][1] for sample in self._query(query)]
-        return "" if values and "NaN" not in values else f"{query}: {values or 'no sample'}"
+        return "" if values else f"{query}: no sample"  # NaN: nothing to take a quantile of yet
 
     def _provisioned(self) -> None:
         base = f"http://127.0.0.1:{self._compose.ports['GRAFANA_PORT']}"
-        board = _get(f"{base}/api/dashboards/uid/octavo-kv-pool")["dashboard"]
-        require(len(board["panels"]) == len(PANELS), "Grafana's dashboard is not the repository's")
+        for wanted in DASHBOARDS:
+            board = _get(f"{base}/api/dashboards/uid/{wanted.uid}")["dashboard"]
+            require(
+                len(board["panels"]) == len(wanted.panels), f"Grafana's {wanted.uid} is not the repository's"
+            )
         found = _get(f"{base}/api/datasources/proxy/uid/prometheus/api/v1/query?query=up")
         require(found["status"] == "success", "Grafana does not reach Prometheus")
 

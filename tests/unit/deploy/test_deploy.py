@@ -1,6 +1,5 @@
-"""The containers as they are described: confined services, pinned images, a dashboard of real metrics."""
+"""The containers as they are described: confined services, pinned images, requirements of the project."""
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -9,63 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy import dashboard
 from deploy.requirements import requirements
-from gpu_worker.metrics import WorkerMetrics
 from scheduler_svc.config import load
-from scheduler_svc.core.stats import Counters, PoolStats
-from scheduler_svc.families import families
-from scheduler_svc.metrics import ShellMetrics
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-QUERIES = [query for panel in dashboard.PANELS for _, query in panel.queries]
-
-
-def exported() -> set[str]:
-    """Names of every sample that the two services export, those of histograms too."""
-    scheduler = families(PoolStats(counters=Counters()), None, False, ShellMetrics())
-    names = {sample.name for metric in scheduler for sample in metric.samples}
-    worker = WorkerMetrics().registry.collect()
-    return names | {sample.name for metric in worker for sample in metric.samples}
-
-
-def test_the_dashboards_file_is_what_the_code_writes() -> None:
-    assert dashboard.FILE.read_text() == dashboard.text()
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_a_query_asks_for_metrics_that_exist(query: str) -> None:
-    asked = set(re.findall(r"octavo_\w+", query))
-    assert asked
-    assert asked <= exported()
-
-
-def test_panels_do_not_overlap_and_are_explained() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard.dashboard()["panels"]:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken
-        assert place["x"] + place["w"] <= dashboard.COLUMNS
-        taken |= cells
-        assert panel["title"]
-        assert "octavo_" in panel["description"]
-        assert panel["fieldConfig"]["defaults"]["unit"]
-
-
-def test_the_dashboard_names_the_provisioned_source() -> None:
-    provisioning = ROOT / "deploy/grafana/provisioning"
-    source = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"][0]
-    assert source["uid"] == dashboard.SOURCE["uid"]
-    folder = yaml.safe_load((provisioning / "dashboards/octavo.yml").read_text())["providers"][0]
-    assert f"./deploy/grafana/dashboards:{folder['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
-    assert json.loads(dashboard.FILE.read_text())["uid"] == "octavo-kv-pool"
 
 
 @pytest.mark.parametrize("name", SERVICES)
