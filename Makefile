@@ -29,7 +29,7 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record bench-cpu bench-gpu test-gpu compose-test pool-page-test dashboards-test bench-pool-page sanitize doctor clean distclean setup model
+.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record bench-cpu bench-start bench-gpu test-gpu compose-test pool-page-test dashboards-test bench-pool-page sanitize doctor clean distclean setup model
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ bench-streams: $(DEV) ## tokens per second through the scheduler's streams: a ta
 
 bench-cpu: $(DEV) $(MODEL_READY) ## Octavo on this CPU beside transformers: a table, then one JSON object
 	@$(BIN)/python -m benchmarks.bench_cpu --model $(MODEL) $(BENCH_ARGS)
+
+bench-start: $(RUNTIME) $(MODEL_READY) ## from octavo serve to the first token: seconds, then one JSON object
+	@$(BIN)/python -m benchmarks.bench_start --model $(MODEL) $(BENCH_ARGS)
 
 sanitize: ## the CPU kernels on drawn shapes under the address, undefined and thread sanitizers
 	@tools/sanitize/run.sh

@@ -4,16 +4,19 @@ Owns the mapping of names and the undoing of llama.cpp's layout; knows no decode
 here is what the original checkpoint held, within the rounding of the quantisation.
 """
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 
 from gpu_worker.errors import ModelError
+from gpu_worker.models.gguf_reader import QuickReader, contents
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _LAYER_NAMES = {
@@ -31,6 +34,8 @@ _LAYER_NAMES = {
 }
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
+_ROW_BYTES = 64 << 10
+_AHEAD = 2
 
 
 class GgufFile:
@@ -40,8 +45,8 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._reader = GGUFReader(path)
-        except (OSError, ValueError) as error:
+            self._reader = QuickReader(path)
+        except (OSError, ValueError, IndexError) as error:
             raise ModelError(f"{path}: not a readable GGUF file ({error})") from error
         self.path = path
         self.architecture = str(self.field("general.architecture"))
@@ -55,7 +60,7 @@ class GgufFile:
     def field(self, key: str, default: Any = None) -> Any:
         """A metadata value as plain Python, or the default."""
         found = self._reader.fields.get(key)
-        return default if found is None else found.contents()
+        return default if found is None else contents(found)
 
     def config(self) -> dict[str, Any]:
         """The file's metadata as the keys of a Hugging Face config.json."""
@@ -106,20 +111,31 @@ class GgufFile:
         return {_hf_name(name): shape for name, shape in shapes.items() if name != ROPE_FACTORS}
 
     def weights(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        """Each weight under its Hugging Face name, float32, in file order."""
-        for name in self._tensors:
-            if name != ROPE_FACTORS:
-                yield _hf_name(name), self._unpermuted(name, self._values(name))
+        """Each weight under its Hugging Face name, float32, in file order; the next ones are dequantised
+        meanwhile.
+        """
+        names = [name for name in self._tensors if name != ROPE_FACTORS]
+        with ThreadPoolExecutor(max_workers=_AHEAD) as pool:
+            running = deque(pool.submit(self._ready, name) for name in names[:_AHEAD])
+            for place, name in enumerate(names):
+                values = running.popleft().result()
+                if place + _AHEAD < len(names):
+                    running.append(pool.submit(self._ready, names[place + _AHEAD]))
+                yield _hf_name(name), values
+
+    def _ready(self, name: str) -> npt.NDArray[np.float32]:
+        return self._unpermuted(name, self._values(name))
 
     def _values(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensors[name]
         try:
-            values = dequantize(tensor.data, tensor.tensor_type)
+            values = dequantize(_wide(tensor), tensor.tensor_type)
         except NotImplementedError as error:
             raise ModelError(
                 f"{self.path}: {name} has type {tensor.tensor_type.name}, which cannot be read"
             ) from error
-        return np.asarray(values, dtype=np.float32)
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        return np.asarray(values, dtype=np.float32).reshape(shape)
 
     def _unpermuted(self, name: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Undoes llama.cpp's reordering of rotary pairs in q and k (architecture llama only)."""
@@ -131,6 +147,19 @@ class GgufFile:
             heads = self._own("attention.head_count_kv", heads)
         paired = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
         return paired.swapaxes(1, 2).reshape(values.shape)
+
+
+def _wide(tensor: Any) -> Any:
+    """A tensor's quantised bytes in rows of about _ROW_BYTES, for gguf takes 16 rows at a time."""
+    data = tensor.data
+    if data.dtype != np.uint8:
+        return data
+    size = GGML_QUANT_SIZES[tensor.tensor_type][1]
+    blocks = data.size // size
+    rows = max(1, data.size // _ROW_BYTES)
+    while blocks % rows:
+        rows -= 1
+    return data.reshape(rows, -1)
 
 
 def _hf_name(name: str) -> str:

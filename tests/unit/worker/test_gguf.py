@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 
 from gpu_worker.errors import ModelError
 from gpu_worker.models.gguf import GgufFile
+from gpu_worker.models.gguf_reader import QuickReader, contents
 from gpu_worker.models.registry import parse_config
 from gpu_worker.models.tokenizer_files import build_tokenizer, tokenizer_config
 from tests.fixtures.hand_plans import HandPlanner, HandSequence, run
@@ -96,5 +97,25 @@ def test_unknown_splitting_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_gguf_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"not a model" * 10)
+    with pytest.raises(ModelError, match="not a readable GGUF file"):
+        GgufFile(path)
+
+
+def test_the_quick_reader_reads_what_gguf_reads(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", SHAPES[0])
+    theirs, ours = GGUFReader(path), QuickReader(path)
+    assert list(ours.fields) == list(theirs.fields)
+    kinds = set()
+    for key, field in theirs.fields.items():
+        assert contents(ours.fields[key]) == field.contents(), key
+        kinds.add(tuple(field.types))
+    assert {(GGUFValueType.ARRAY, GGUFValueType.STRING), (GGUFValueType.ARRAY, GGUFValueType.INT32)} <= kinds
+    assert [tensor.name for tensor in ours.tensors] == [tensor.name for tensor in theirs.tensors]
+
+
+def test_a_vocabulary_that_passes_the_end_of_the_file_is_refused(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", SHAPES[0])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(b"tokenizer.ggml.tokens") + 200])
     with pytest.raises(ModelError, match="not a readable GGUF file"):
         GgufFile(path)
