@@ -30,11 +30,14 @@ class PromptSpan:
 
 
 class RowAsks:
-    """Rows 0..max_rows-1 of one session. logprobs: alternatives to report, -1 where none were asked for."""
+    """Rows 0..max_rows-1 of one session. logprobs: alternatives to report, -1 where none were asked for.
+    anybody: whether any row asks for anything about its samples.
+    """
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self.logprobs = np.full(max_rows, -1, np.int32)
+        self.anybody = False
         self._filtered = np.zeros(max_rows, np.bool_)
         self._adjusted = np.zeros(max_rows, np.bool_)
         self._adjusted_until = np.zeros(max_rows, np.int64)  # output position; meaningful while _adjusted
@@ -53,12 +56,14 @@ class RowAsks:
         self._adjusted_until[row] = np.iinfo(np.int64).max if lasts else given.min_tokens
         self.logprobs[row] = given.logprobs
         self._constrained[row] = bool(given.grammar)
+        self.anybody = self._anybody()
         if given.prompt_logprobs >= 0:
             self._prompts[row] = (given.prompt_logprobs, setup.prompt_ids)
 
     def release(self, rows: Int32Array) -> None:
         self._filtered[rows] = self._adjusted[rows] = self._constrained[rows] = False
         self.logprobs[rows] = -1
+        self.anybody = self.anybody and self._anybody()
         if self._prompts:
             for row in rows.tolist():
                 self._prompts.pop(row, None)
@@ -66,7 +71,12 @@ class RowAsks:
     def clear(self) -> None:
         self._filtered[:] = self._adjusted[:] = self._constrained[:] = False
         self.logprobs[:] = -1
+        self.anybody = False
         self._prompts.clear()
+
+    def _anybody(self) -> bool:
+        flags = self._filtered | self._adjusted | self._constrained | (self.logprobs >= 0)
+        return bool(flags.any())
 
     def constrained(self, rows: Int32Array) -> npt.NDArray[np.int64]:
         """Places among the samples that follow a grammar."""

@@ -63,15 +63,20 @@ class SampleStage:
         """Draws all samples from logits [S, vocab]; sample_rows: [S] int64, the plan's, on the device."""
         tokens, bad = sample(logits, self._buffers.samples(plan))
         tokens = tokens.masked_fill(bad, -1)
-        places = self._table.asks.changed(plan.sample_rows, self._table.output_positions(plan))
-        if len(places):
-            tokens = self._draw_again(plan, logits, tokens, places)
+        asks = self._table.asks
+        if asks.anybody:
+            places = asks.changed(plan.sample_rows, self._table.output_positions(plan))
+            if len(places):
+                tokens = self._draw_again(plan, logits, tokens, places)
         self._buffers.remember(sample_rows, tokens.clamp(min=0))
         return self._drawn(plan, logits, tokens)
 
     def draw_rest(self, plan: Plan, logits: Tensor, tokens: Tensor) -> Drawn:
         """Draws what a graph cannot: its own tokens [S] int32 stand for greedy and temperature alone."""
-        places = self._table.asks.special(plan.sample_rows, self._table.output_positions(plan))
+        asks = self._table.asks
+        if not asks.anybody:
+            return Drawn(self._device.download(tokens), None)
+        places = asks.special(plan.sample_rows, self._table.output_positions(plan))
         if len(places):
             tokens = self._draw_again(plan, logits, tokens, places)
             rows = self._device.upload(plan.sample_rows[places]).long()

@@ -151,7 +151,7 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
         return branch.record.request_id if branch is not None else ""
 
     def _explain(self, core: Scheduler, request_id: str) -> kv_cache_pb2.ExplainRequestResponse:
-        found = self.explanation(core, self._live(request_id).seq_id)
+        found = self.explanation(core, self._live(request_id).first_running.seq_id)
         if found is None:
             raise _not_live(request_id)
         return found
@@ -168,9 +168,9 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
         return record
 
     def _blocks(self, core: Scheduler, request_id: str) -> kv_cache_pb2.GetSequenceBlocksResponse:
-        record = self._live(request_id)
-        response = kv_cache_pb2.GetSequenceBlocksResponse(request_id=request_id)
-        for block_id, ref_count, fill, hash_prefix in core.sequence_blocks(record.seq_id):
+        branch = self._live(request_id).first_running
+        response = kv_cache_pb2.GetSequenceBlocksResponse(request_id=request_id, index=branch.index)
+        for block_id, ref_count, fill, hash_prefix in core.sequence_blocks(branch.seq_id):
             response.blocks.add(
                 block_id=block_id, ref_count=ref_count, fill=fill, hash_prefix=hash_prefix, tier=DEVICE_TIER
             )

@@ -74,6 +74,11 @@ class Record:
         return self.request.seq_id
 
     @property
+    def first_running(self) -> Branch:
+        """The first sequence that has not ended; the first of all when none is left."""
+        return next((branch for branch in self.branches if not branch.ended), self.branches[0])
+
+    @property
     def prompt_len(self) -> int:
         return int(self.request.prompt.size)
 

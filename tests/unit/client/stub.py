@@ -44,6 +44,8 @@ class StubScheduler:
         self.seen: list[Any] = []
         self.cancelled = threading.Event()
         self.most_open = 0
+        self.refusals_left = 2
+        """How often a prompt that begins with "flaky" is still refused as UNAVAILABLE."""
         self._server = grpc.server(futures.ThreadPoolExecutor(8))
         self.health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
@@ -118,6 +120,9 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         words = words_of(request)
         if words[0] in REFUSALS:
             refuse(context, REFUSALS[words[0]])
+        if words[0] == "flaky" and self._stub.refusals_left:
+            self._stub.refusals_left -= 1
+            refuse(context, REFUSALS["lost"])
         accepted = pb.Accepted(
             request_id=request.request_id or "drawn",
             prompt_tokens=len(words),
