@@ -9,24 +9,33 @@ import argparse
 import contextlib
 import itertools
 import json
+import re
+import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from deploy.dashboards.every import DASHBOARDS, panels
-from deploy.engine import ROOT, Compose, EngineError, has_image
+from deploy.engine import ROOT, Compose, EngineError, added_bytes, has_image, run
+from deploy.http_door import HttpDoor, HttpRefusedError
 from octavo_client import Client
 from octavo_client.errors import OctavoError
 from octavo_client.types import Delta, Finished, FinishReason
 
-SERVICES = ("model", "worker", "scheduler")
+SERVICES = ("model", "worker", "scheduler", "gateway")
+SCRAPED = ("scheduler", "worker", "gateway")
+SCHEDULER_MB = 150
+"""The scheduler's image adds less to its base."""
 ANSWER_TOKENS = 48
 KILL_AFTER = 8
 BUILD_SECONDS, READY_SECONDS, STREAM_SECONDS = 2400.0, 400.0, 240.0
@@ -93,14 +102,18 @@ def once(number: int, action: Callable[[], object]) -> Callable[[int], None]:
 class Story:
     """One run of the test."""
 
-    def __init__(self, compose: Compose) -> None:
+    def __init__(self, compose: Compose, key: str) -> None:
         self._compose = compose
+        base = f"http://127.0.0.1:{compose.ports['GATEWAY_PORT']}"
+        self._http = HttpDoor(base, key, STREAM_SECONDS)
+        self._stranger = HttpDoor(base, "", STREAM_SECONDS)
         self._client = Client(f"127.0.0.1:{compose.ports['SCHEDULER_PORT']}")
         self._services = list(SERVICES)
         self._calm: tuple[int, ...] = ()
+        self._text = ""
 
     def run(self, build: bool) -> None:
-        steps = (self.up, self.hardened, self.generate, self.kill, self.metrics, self.stop)
+        steps = (self.sizes, self.up, self.hardened, self.generate, self.kill, self.metrics, self.stop)
         for step in (self.build, *steps) if build else steps:
             began = time.monotonic()
             done = step()
@@ -109,6 +122,23 @@ class Story:
     def build(self) -> str:
         self._compose("build", *SERVICES, seconds=BUILD_SECONDS)
         return "images are built"
+
+    def sizes(self) -> str:
+        images = self._compose.images()
+        told = []
+        for service in SERVICES[1:]:
+            text = (ROOT / f"deploy/{service}.Dockerfile").read_text(encoding="utf-8")
+            base = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", text, re.MULTILINE)[0]
+            if not has_image(base, pull_seconds=300.0):
+                return f"NOT TRIED: what images add, for the engine has no {base} and cannot get it"
+            added = added_bytes(images[service], base) / 1e6
+            told.append(f"{service} {added:.0f} MB")
+            require(service != "scheduler" or added < SCHEDULER_MB, f"scheduler: adds {added:.0f} MB")
+        for service in ("scheduler", "gateway"):
+            probe = "import importlib.util as u; print(u.find_spec('torch'))"
+            found = run(["docker", "run", "--rm", "--entrypoint", "python", images[service], "-c", probe])
+            require(found.strip() == "None", f"{service}: its image has torch")
+        return f"added to the base: {', '.join(told)}; no torch in scheduler and gateway"
 
     def up(self) -> str:
         images = self._compose.images()
@@ -151,24 +181,38 @@ class Story:
         self._calm = answer(self._client, ANSWER_TOKENS)
         text = self._client.detokenize(self._calm).strip().splitlines()[0]
         require("Paris" in text, f"an odd answer: {text!r}")
-        return f"generated {len(self._calm)} tokens: {text!r}"
+        self._text = self._client.detokenize(self._calm)
+        require(
+            self._http.completion(PROMPT, ANSWER_TOKENS) == self._text, "HTTP gives another text than gRPC"
+        )
+        require(self._http.streamed(PROMPT, ANSWER_TOKENS) == self._text, "an HTTP stream gives another text")
+        try:
+            self._stranger.completion(PROMPT, 1)
+        except HttpRefusedError as error:
+            require(error.status == 401, f"without an API key: {error}")
+        else:
+            raise Failed("the gateway answers without an API key")
+        return f"generated {len(self._calm)} tokens over gRPC and HTTP, 401 without a key: {text!r}"
 
     def kill(self) -> str:
         def kill() -> None:
             with contextlib.suppress(EngineError):  # the command dies with its container
                 self._compose("exec", "-T", "worker", "python", "-c", KILL)
 
-        tokens = answer(self._client, ANSWER_TOKENS, once(KILL_AFTER, kill))
-        require(tokens == self._calm, "the stream over a killed worker differs from the calm one")
+        with ThreadPoolExecutor(1) as beside:
+            over_http = beside.submit(self._http.streamed, PROMPT, ANSWER_TOKENS)
+            tokens = answer(self._client, ANSWER_TOKENS, once(KILL_AFTER, kill))
+            require(tokens == self._calm, "the stream over a killed worker differs from the calm one")
+            require(over_http.result() == self._text, "the HTTP stream over a killed worker differs")
         wait_for("worker", lambda: self._unhealthy("worker"), READY_SECONDS)
         restarts = self._compose.inspect("worker")["RestartCount"]
         require(restarts == 1, f"the worker was started again {restarts} times, not once")
-        return "the worker was killed and is back; its stream went on with the same tokens"
+        return "the worker was killed and is back; its streams, gRPC and HTTP, went on with the same tokens"
 
     def metrics(self) -> str:
         if "prometheus" not in self._services:
             return "metrics not looked at: no Prometheus"
-        for job in ("scheduler", "worker"):
+        for job in SCRAPED:
             wait_for(job, lambda job=job: self._down(job), 60.0)  # type: ignore[misc]
         answer(self._client, ANSWER_TOKENS)
         queries = [query for panel in panels() for _, query in panel.queries]
@@ -176,7 +220,7 @@ class Story:
             wait_for("a query of the dashboard", lambda query=query: self._empty(query), 60.0)  # type: ignore[misc]
         if "grafana" in self._services:
             self._provisioned()
-        return f"Prometheus has both services; {len(queries)} queries of the dashboards have samples"
+        return f"Prometheus has {', '.join(SCRAPED)}; {len(queries)} queries of the dashboards have samples"
 
     def _query(self, query: str) -> list[dict[str, Any]]:
         expression = urllib.parse.quote(query.replace("$__rate_interval", "2m"))
@@ -208,7 +252,7 @@ class Story:
 
         def stop() -> None:
             try:
-                self._compose("stop", "scheduler", "worker")
+                self._compose("stop", "gateway", "scheduler", "worker")
             except EngineError as error:
                 errors.append(str(error))
 
@@ -217,10 +261,10 @@ class Story:
         stopping.join()
         require(not errors, "; ".join(errors))
         require(tokens == self._calm, "the stream over a stop differs from the calm one")
-        for service in ("scheduler", "worker"):
+        for service in SERVICES[1:]:
             status = self._compose.inspect(service)["State"]["ExitCode"]
             require(status == 0, f"{service}: ended with status {status} when it was stopped")
-        return "stopped during a stream: it was finished first, both ended with status 0"
+        return "stopped during a stream: it was finished first, all ended with status 0"
 
 
 def _get(url: str) -> Any:
@@ -248,14 +292,23 @@ def main() -> int:
     parser.add_argument("--no-build", action="store_true", help="take the images as they are")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
+    with tempfile.TemporaryDirectory(prefix="octavo-compose-") as folder:
+        Path(folder).chmod(0o755)
+        return _try(Path(folder) / "api-keys", build=not options.no_build)
+
+
+def _try(keys: Path, *, build: bool) -> int:
+    key = secrets.token_hex(16)
+    keys.write_text(f"{key}\n", encoding="utf-8")
+    keys.chmod(0o644)  # the container's user reads it
     try:
-        compose = Compose()
+        compose = Compose({"API_KEYS_FILE": str(keys)})
     except EngineError as error:
         sys.stderr.write(f"compose-test: FAILED: {error}\n")
         return 1
     try:
-        Story(compose).run(build=not options.no_build)
-    except (Failed, EngineError, OctavoError, OSError, KeyboardInterrupt) as error:
+        Story(compose, key).run(build)
+    except (Failed, EngineError, OctavoError, HttpRefusedError, OSError, KeyboardInterrupt) as error:
         reason = str(error) or type(error).__name__
         sys.stderr.write(f"compose-test: FAILED: {reason} ({_keep_logs(compose)})\n")
         return 1

@@ -15,6 +15,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = "octavo-compose-test"
 SECONDS = 120.0
+PORTS = ("SCHEDULER_PORT", "GATEWAY_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
+FILES = os.pathsep.join(("docker-compose.yml", "deploy/api-keys.yml"))
 
 
 class EngineError(Exception):
@@ -60,14 +62,20 @@ def has_image(image: str, pull_seconds: float) -> bool:
     return True
 
 
+def added_bytes(image: str, base: str) -> int:
+    """How much larger an image is than the one it is built on, which the engine must have."""
+    sizes = run(["docker", "image", "inspect", "--format", "{{.Size}}", image, base]).split()
+    return int(sizes[0]) - int(sizes[1])
+
+
 class Compose:
     """The repository's docker-compose.yml under a project name of its own, on ports of its own."""
 
-    def __init__(self) -> None:
-        """Raises EngineError when no engine answers or there is no Compose."""
+    def __init__(self, more: Mapping[str, str]) -> None:
+        """more: variables of the files. Raises EngineError when no engine answers or there is no Compose."""
         run(["docker", "info"])
-        self.ports = {name: free_port() for name in ("SCHEDULER_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")}
-        chosen = {"COMPOSE_PROJECT_NAME": PROJECT, "COMPOSE_PROFILES": "cpu"}
+        self.ports = {name: free_port() for name in PORTS}
+        chosen = {"COMPOSE_PROJECT_NAME": PROJECT, "COMPOSE_PROFILES": "cpu", "COMPOSE_FILE": FILES, **more}
         self._env = os.environ | chosen | {name: str(port) for name, port in self.ports.items()}
         self._command = self._find()
 

@@ -29,11 +29,16 @@ RUN /opt/octavo/bin/pip install --no-deps . \
     && find /opt/octavo -name '*.a' -delete
 WORKDIR /
 RUN /opt/octavo/bin/python -c "import octavo.healthcheck, gpu_worker.__main__, gpu_worker.models.prepare"
+# The CPU kernels, compiled for several levels of a processor: the compiler stays in this stage.
+# hadolint ignore=DL3008
+RUN command -v g++ > /dev/null \
+    || { apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*; }
+RUN CXX=g++ OCTAVO_KERNEL_CACHE=/opt/octavo/cpu-kernels /opt/octavo/bin/python -m paged_kernels.cpu_impl.ahead
 
 FROM ${PYTHON_IMAGE}
 ARG COMPILER=
 ENV PATH=/opt/octavo/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HOME=/tmp \
-    TRITON_CACHE_DIR=/var/cache/triton
+    TRITON_CACHE_DIR=/var/cache/triton OCTAVO_KERNEL_CACHE=/opt/octavo/cpu-kernels
 # hadolint ignore=DL3008,SC2086
 RUN if [ -n "$COMPILER" ]; then \
         apt-get update && apt-get install -y --no-install-recommends $COMPILER && rm -rf /var/lib/apt/lists/*; \

@@ -1,11 +1,14 @@
-"""Asks a server's gRPC health: `python -m octavo.healthcheck ADDR [SERVICE]`, for container health checks.
+"""Asks a server's health: `python -m octavo.healthcheck ADDR [SERVICE]`, for container health checks.
 
-Owns the question and the exit status; knows neither service's methods. Invariant: status 0 only after
-SERVING was answered, and every other end says why in one line.
+ADDR is host:port or unix:/path of a gRPC server, or the http:// URL of a health endpoint. Owns the question
+and the exit status; knows no service's methods. Invariant: status 0 only after SERVING, or 200, was answered,
+and every other end says why in one line.
 """
 
 import argparse
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 
 import grpc
@@ -26,14 +29,34 @@ def ask(address: str, service: str, timeout: float) -> str:
     return f"{address}: {service or 'the server'} is {status}"
 
 
+def ask_http(url: str, timeout: float) -> str:
+    """What is wrong, in one line; empty when 200 is answered. timeout in seconds; no proxy is asked."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=timeout) as answer:
+            status = int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            said = error.read(200).decode("utf-8", "replace")
+        return f"{url}: {error.code}: {' '.join(said.split())}"
+    except OSError as error:
+        return f"{url}: {getattr(error, 'reason', error)}"
+    return "" if status == 200 else f"{url}: {status}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: SERVING; 1: anything else, said on stderr; 2: bad arguments."""
+    """0: SERVING or 200; 1: anything else, said on stderr; 2: bad arguments."""
     parser = argparse.ArgumentParser(prog="python -m octavo.healthcheck", description=__doc__)
-    parser.add_argument("address", help="host:port or unix:/path")
+    parser.add_argument("address", help="host:port, unix:/path, or http://host:port/path")
     parser.add_argument("service", nargs="?", default="", help="full name; left out: the process is alive")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds (default: %(default)s)")
     options = parser.parse_args(argv)
-    wrong = ask(options.address, options.service, options.timeout)
+    if options.address.startswith("http://"):
+        if options.service:
+            parser.error("a service is only for a gRPC server")
+        wrong = ask_http(options.address, options.timeout)
+    else:
+        wrong = ask(options.address, options.service, options.timeout)
     if wrong:
         sys.stderr.write(wrong + "\n")
     return 1 if wrong else 0

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 SOURCE_FOLDER = Path(__file__).parent / "source"
 CACHE_VARIABLE = "OCTAVO_KERNEL_CACHE"
 _COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = (
+FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-fno-math-errno", "-fno-trapping-math"),
 )
@@ -62,16 +62,17 @@ def _version(command: tuple[str, ...]) -> str | None:
     return lines[0].strip() if lines else ""
 
 
-def library_path() -> tuple[Path, str]:
-    """The compiled library and a line about its origin; compiles it where the cache does not hold it.
+def native_library() -> tuple[Path, str]:
+    """The library for this very processor and a line about its origin; compiles it where the cache does not
+    hold it.
 
     Raises BackendUnavailableError with the compiler's first error when it cannot be compiled.
     """
     compiler = find_compiler()
-    flags = (*_FLAGS, _native_flag())
+    flags = (*FLAGS, _native_flag())
     path = cache_folder() / f"cpu-kernels-{_key(compiler, flags)}.so"
     if not path.is_file():
-        _compile(compiler, flags, path)
+        compile_into(compiler, flags, path)
     return path, f"compiled by {compiler.version} with {flags[-1]}"
 
 
@@ -88,10 +89,22 @@ def _native_flag() -> str:
     return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 
 
-def _key(compiler: Compiler, flags: tuple[str, ...]) -> str:
+def source_digest() -> str:
+    """Of the sources and of the flags that every library has."""
+    digest = _sources()
+    digest.update(" ".join(FLAGS).encode())
+    return digest.hexdigest()[:24]
+
+
+def _sources() -> "hashlib._Hash":
     digest = hashlib.sha256()
     for source in sorted(SOURCE_FOLDER.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest
+
+
+def _key(compiler: Compiler, flags: tuple[str, ...]) -> str:
+    digest = _sources()
     for part in (*compiler.command, compiler.version, *flags, _processor()):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:24]
@@ -108,8 +121,11 @@ def _processor() -> str:
     return "\n".join(line for line in first if line.startswith(kept))
 
 
-def _compile(compiler: Compiler, flags: tuple[str, ...], path: Path) -> None:
-    """Compiles into a temporary file beside the target, then renames it: two processes may do so at once."""
+def compile_into(compiler: Compiler, flags: tuple[str, ...], path: Path) -> None:
+    """Compiles into a temporary file beside the target, then renames it: two processes may do so at once.
+
+    Raises BackendUnavailableError with the compiler's first error.
+    """
     _log.info("compiling the CPU kernels with %s, once; kept in %s", compiler.version, path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,12 @@ import ctypes
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paged_kernels.contracts import BackendUnavailableError
-from paged_kernels.cpu_impl.build import library_path
+from paged_kernels.cpu_impl import ahead
+from paged_kernels.cpu_impl.build import cache_folder, native_library
 
 _POINTER, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 FLOAT32, BFLOAT16, INT8, INT4 = range(4)
@@ -107,6 +109,20 @@ class Library:
     def set_threads(self, count: int) -> int:
         """Threads of every later call of this process; returns how many there are."""
         return int(self.call["set_threads"](count))
+
+
+def library_path() -> tuple[Path, str]:
+    """The library to load and a line about its origin: compiled for this processor, else one compiled ahead.
+
+    Raises BackendUnavailableError with both reasons.
+    """
+    try:
+        return native_library()
+    except BackendUnavailableError as native:
+        try:
+            return ahead.find(cache_folder(), ahead.instruction_sets())
+        except BackendUnavailableError as error:
+            raise BackendUnavailableError(f"{native}; {error}") from native
 
 
 @functools.cache

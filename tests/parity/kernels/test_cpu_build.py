@@ -44,9 +44,9 @@ def unloaded() -> object:
 
 def test_compiled_once_then_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", stub(tmp_path, WORKS))
-    first, origin = build.library_path()
+    first, origin = build.native_library()
     written = first.read_text()
-    second, _ = build.library_path()
+    second, _ = build.native_library()
     assert first == second
     assert second.read_text() == written
     assert "stub 1.0" in origin
@@ -57,17 +57,17 @@ def test_another_compiler_or_processor_gets_its_own_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", stub(tmp_path, WORKS))
-    first, _ = build.library_path()
+    first, _ = build.native_library()
     monkeypatch.setattr(build, "_processor", lambda: "another")
-    second, _ = build.library_path()
+    second, _ = build.native_library()
     monkeypatch.setenv("CXX", stub(tmp_path, WORKS.replace("1.0", "1.1")))
-    third, _ = build.library_path()
+    third, _ = build.native_library()
     assert len({first, second, third}) == 3
 
 
 def test_two_processes_at_once_leave_one_whole_library(tmp_path: Path, own_cache: Path) -> None:
     slow = WORKS.replace("for last", "sleep 0.3; for last")
-    code = "from paged_kernels.cpu_impl.build import library_path; print(library_path()[0].read_text())"
+    code = "from paged_kernels.cpu_impl.build import native_library; print(native_library()[0].read_text())"
     env = {"CXX": stub(tmp_path, slow), build.CACHE_VARIABLE: str(own_cache), "PATH": "/usr/bin:/bin"}
     env["PYTHONPATH"] = ":".join(sys.path)
     children = [

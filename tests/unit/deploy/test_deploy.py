@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.requirements import requirements
+from deploy.requirements import name_of, requirements
 from scheduler_svc.config import load
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,7 +50,60 @@ def test_a_schedulers_command_is_free_of_contradictions(name: str) -> None:
     assert load(SERVICES[name]["command"], {}).metrics_host == "0.0.0.0"
 
 
-@pytest.mark.parametrize("name", ["scheduler", "worker"])
+@pytest.mark.parametrize("name", ["gateway", "gateway-gpu"])
+def test_the_gateway_is_stopped_first_and_cannot_reach_a_worker(name: str) -> None:
+    gateway = SERVICES[name]
+    scheduler = name.replace("gateway", "scheduler")
+    assert list(gateway["depends_on"]) == [scheduler]
+    assert list(gateway["networks"]) == ["outside"]
+    assert "outside" in SERVICES[scheduler]["networks"]
+    drain = next(flag for flag in gateway["command"] if flag.startswith("--drain-seconds="))
+    grace = float(gateway["stop_grace_period"].removesuffix("s"))
+    assert grace >= float(drain.partition("=")[2]) + 5
+
+
+def test_both_profiles_answer_under_the_same_names() -> None:
+    """What the services call each other, whatever the profile: worker, scheduler, gateway."""
+    for name in ("worker", "scheduler", "gateway"):
+        networks = SERVICES[f"{name}-gpu"]["networks"]
+        assert list(networks) == list(SERVICES[name]["networks"])
+        assert all(network["aliases"] == [name] for network in networks.values())
+
+
+def test_api_keys_come_from_a_file_that_only_the_gateway_gets() -> None:
+    keyed = yaml.safe_load((ROOT / "deploy/api-keys.yml").read_text())
+    assert set(keyed["services"]) == {"gateway", "gateway-gpu"}
+    for service in keyed["services"].values():
+        assert service["secrets"] == ["api-keys"]
+        assert service["environment"]["OCTAVO_API_KEY_FILE"] == "/run/secrets/api-keys"
+    assert keyed["secrets"]["api-keys"]["file"].startswith("${API_KEYS_FILE:?")
+
+
+def test_prometheus_scrapes_every_service() -> None:
+    scraped = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["scrape_configs"]
+    targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in scraped}
+    assert targets == {
+        "scheduler": ["scheduler:9450"],
+        "worker": ["worker:9451"],
+        "gateway": ["gateway:8000"],
+    }
+
+
+def test_every_package_of_the_images_has_a_version() -> None:
+    pinned = {
+        name_of(line)
+        for line in (ROOT / "deploy/constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    }
+    needed = {
+        name_of(line)
+        for extra in ("scheduler", "worker", "gateway")
+        for line in requirements(ROOT / "pyproject.toml", extra, [])
+    }
+    assert needed - {"torch", "triton"} <= pinned
+
+
+@pytest.mark.parametrize("name", ["gateway", "scheduler", "worker"])
 def test_an_image_is_pinned_and_not_roots(name: str) -> None:
     lines = (ROOT / f"deploy/{name}.Dockerfile").read_text().splitlines()
     base = next(line for line in lines if line.startswith("ARG PYTHON_IMAGE="))

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import grpc
 import pytest
@@ -42,3 +44,41 @@ def test_anything_else_is_status_1_and_one_line(
 def test_nobody_there_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["unix:/nowhere/at-all.sock", "--timeout", "2"]) == 1
     assert "UNAVAILABLE" in capsys.readouterr().err
+
+
+class _Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 503)
+        self.end_headers()
+        self.wfile.write(b'{"error": {"message":\n "no worker"}}')
+
+    def log_message(self, *_words: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Health) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_200_of_a_url_is_status_0(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{url}/health"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_another_status_of_a_url_is_status_1_and_says_what_was_answered(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"{url}/other"]) == 1
+    line = capsys.readouterr().err
+    assert "503" in line
+    assert "no worker" in line
+    assert line.count("\n") == 1
+
+
+def test_nobody_at_a_url_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["http://127.0.0.1:1/health", "--timeout", "1"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
