@@ -6,9 +6,11 @@ endpoint's work. Invariant: every answer that is not a success has a body in Ope
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,16 +32,31 @@ from gateway.others import Others
 from octavo.interceptors import INTERNAL_TEXT
 from octavo_client.aio import AsyncClient
 
+if TYPE_CHECKING:
+    from gateway.tracing import GatewayTracing
 
-def build_app(settings: Settings, client: AsyncClient, keys: ApiKeys) -> Starlette:
-    """The application in front of a client, which it closes at its end. Call it inside the running loop."""
+
+def build_app(
+    settings: Settings, client: AsyncClient, keys: ApiKeys, tracing: GatewayTracing | None = None
+) -> Starlette:
+    """The application in front of a client, which it closes at its end. Call it inside the running loop.
+
+    tracing: spans of exchanges, closed at its end too; None: none.
+    """
     gate = Gate(settings, client)
     metrics = Metrics()
     others = Others(gate, metrics, document(with_keys=keys.required))
 
     def route(path: str, method: str, handler: Handler, *, is_open: bool = False) -> Route:
         endpoint = Endpoint(
-            path, handler, settings, keys, metrics, is_open=is_open, takes_body=method == "POST"
+            path,
+            handler,
+            settings,
+            keys,
+            metrics,
+            is_open=is_open,
+            takes_body=method == "POST",
+            tracing=None if is_open else tracing,
         )
         return Route(path.replace("{model}", "{model:path}"), endpoint, methods=[method])
 
@@ -47,6 +64,8 @@ def build_app(settings: Settings, client: AsyncClient, keys: ApiKeys) -> Starlet
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         yield
         await client.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
     app = Starlette(
         routes=[

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from octavo import settings, transport
+from octavo import settings, trace_context, transport
 from octavo.environment import PREFIX
 
 PROGRAM = "gateway"
@@ -39,6 +39,15 @@ class Settings(BaseSettings):
     max_prompts: int = Field(128, ge=1, description="prompts of one /v1/completions request")
     body_seconds: float = Field(60.0, gt=0, description="time that a client has to send its body")
     drain_seconds: float = Field(30.0, ge=0, description="how long SIGTERM lets running requests finish")
+
+    otlp_traces_endpoint: str = Field(
+        "", description="OTLP/gRPC collector for spans, http(s)://host:port; empty: no tracing"
+    )
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _can_trace(cls, value: str) -> str:
+        return trace_context.checked_endpoint(value)
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Self:

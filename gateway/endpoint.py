@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
@@ -17,12 +18,19 @@ from gateway.errors import ApiError, from_octavo
 from gateway.exchange import ClientGone, Exchange, read_body, while_connected
 from gateway.metrics import DISCONNECTED, STREAM_FAILED, Metrics
 from octavo.errors import OctavoError
+from octavo.trace_context import TRACEPARENT, accepted, current_traceparent
+
+if TYPE_CHECKING:
+    from gateway.tracing import GatewayTracing
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Endpoint:
-    """An ASGI application. open: needs no API key. takes_body: reads a body of JSON first."""
+    """An ASGI application. open: needs no API key. takes_body: reads a body of JSON first.
+
+    tracing: spans of exchanges; None: none, and a client's trace context is handed on as it is.
+    """
 
     def __init__(
         self,
@@ -34,6 +42,7 @@ class Endpoint:
         *,
         is_open: bool = False,
         takes_body: bool = False,
+        tracing: GatewayTracing | None = None,
     ) -> None:
         self._route = route
         self._handler = handler
@@ -42,16 +51,24 @@ class Endpoint:
         self._metrics = metrics
         self._is_open = is_open
         self._takes_body = takes_body
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, send)
         began = time.monotonic()
         outcome = "500"
         self._metrics.began(self._route)
+        current_traceparent.set(accepted(exchange.headers.get(TRACEPARENT)))
+        span = None
+        if self._tracing is not None:
+            span = self._tracing.began(str(scope["method"]), self._route, began)
         try:
             outcome = await self._answer(exchange, receive)
         finally:
-            self._metrics.ended(self._route, outcome, time.monotonic() - began)
+            now = time.monotonic()
+            self._metrics.ended(self._route, outcome, now - began)
+            if self._tracing is not None and span is not None:
+                self._tracing.ended(span, exchange, outcome, now)
 
     async def _answer(self, exchange: Exchange, receive: Receive) -> str:
         try:

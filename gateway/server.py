@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
@@ -22,6 +23,9 @@ from gateway.config import Settings
 from octavo import logging as octavo_logging
 from octavo import transport
 from octavo_client.aio import AsyncClient
+
+if TYPE_CHECKING:
+    from gateway.tracing import GatewayTracing
 
 SERVICE = "gateway"
 _KEEP_ALIVE_SECONDS = 75
@@ -43,7 +47,7 @@ def run(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings, keys: ApiKeys, sock: socket.socket) -> int:
-    app = build_app(settings, AsyncClient(settings.server), keys)
+    app = build_app(settings, AsyncClient(settings.server), keys, _open_tracing(settings))
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -57,6 +61,16 @@ async def _serve(settings: Settings, keys: ApiKeys, sock: socket.socket) -> int:
     server = _Server(config, transport.bound_address(settings.listen, sock.getsockname()[1]))
     await server.serve(sockets=[sock])
     return 0 if server.started else 1
+
+
+def _open_tracing(settings: Settings) -> GatewayTracing | None:
+    """Spans go to the endpoint; None without one. The tracing library is imported only then."""
+    if not settings.otlp_traces_endpoint:
+        return None
+    from gateway.tracing import GatewayTracing
+    from octavo.tracing import Tracing
+
+    return GatewayTracing(Tracing(SERVICE, settings.otlp_traces_endpoint))
 
 
 class _Server(uvicorn.Server):

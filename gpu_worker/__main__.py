@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -24,6 +25,9 @@ from gpu_worker.step_loop import StepLoop
 from octavo import transport
 from octavo.handshake import random_id
 from octavo.logging import announce_serving, configure, epoch_text
+
+if TYPE_CHECKING:
+    from gpu_worker.tracing import WorkerTracing
 
 _log = logging.getLogger("gpu_worker")
 _SWITCH_SECONDS = 1e-4
@@ -80,6 +84,7 @@ async def _serve(found: Examined) -> int:
     threading.excepthook = crashed
     metrics = WorkerMetrics()
     metrics_server = metrics.serve(settings.metrics_host, settings.metrics_port)
+    tracing = _open_tracing(settings)
     servicer = WorkerServicer(epoch)
     server = WorkerServer(servicer, *_message_limits(found))
     loop = None
@@ -89,7 +94,7 @@ async def _serve(found: Examined) -> int:
         loaded = await _load_unless_stopped(found, stopping)
         if loaded is not None:
             metrics.loaded(loaded.size)
-            loop = StepLoop(loaded.runner, epoch, metrics, poisoned)
+            loop = StepLoop(loaded.runner, epoch, metrics, poisoned, tracing)
             loop.start()
             servicer.ready(loaded.capacity, loop)
             await server.set_serving(True)
@@ -98,6 +103,8 @@ async def _serve(found: Examined) -> int:
     finally:
         await server.stop(STOP_GRACE_SECONDS)
         metrics_server.close()
+    if tracing is not None and loop is not None:
+        await asyncio.to_thread(tracing.close)
     if failure:
         _log.error("cannot go on: %s", failure)
         return 1
@@ -107,6 +114,16 @@ async def _serve(found: Examined) -> int:
         loop.stop()
     _log.info("stopped")
     return 0
+
+
+def _open_tracing(settings: Settings) -> "WorkerTracing | None":
+    """Spans go to the endpoint; None without one. The tracing library is imported only then."""
+    if not settings.otlp_traces_endpoint:
+        return None
+    from gpu_worker.tracing import WorkerTracing
+    from octavo.tracing import Tracing
+
+    return WorkerTracing(Tracing("worker", settings.otlp_traces_endpoint))
 
 
 async def _load_unless_stopped(found: Examined, stopping: asyncio.Event) -> Loaded | None:

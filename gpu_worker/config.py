@@ -8,12 +8,13 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from gpu_worker.errors import SettingsError
 from octavo.environment import unknown_names
+from octavo.trace_context import checked_endpoint
 
 _PROGRAM = "python -m gpu_worker"
 
@@ -81,7 +82,15 @@ class Settings(BaseSettings):
     )
     exit_with_parent: bool = Field(False, description="stop when the process that started this one is gone")
     allow_insecure_bind: bool = Field(False, description="serve a non-loopback address without TLS")
+    otlp_traces_endpoint: str | None = Field(
+        None, description="OTLP/gRPC collector for spans, http(s)://host:port; default: no tracing"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level to log")
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _can_trace(cls, value: str | None) -> str | None:
+        return value if value is None else checked_endpoint(value)
 
 
 SETTING_NAMES = tuple(f"OCTAVO_{name.upper()}" for name in Settings.model_fields)

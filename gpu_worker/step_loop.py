@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from gpu_worker.wire import Int32Array, decode_plan, encode_failure, encode_resu
 from octavo.errors import ResourceExhausted
 from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2
+
+if TYPE_CHECKING:
+    from gpu_worker.tracing import WorkerTracing
 
 _log = logging.getLogger(__name__)
 Answer = Callable[[worker_pb2.RunResponse], None]
@@ -91,15 +95,23 @@ class _Answered:
 
 
 class StepLoop:
-    """Runs plans on one runner. `poisoned` is called with one line when the device cannot go on."""
+    """Runs plans on one runner. `poisoned` is called with one line when the device cannot go on. tracing:
+    spans of steps; None: none.
+    """
 
     def __init__(
-        self, runner: ModelRunner, epoch: int, metrics: WorkerMetrics, poisoned: Callable[[str], None]
+        self,
+        runner: ModelRunner,
+        epoch: int,
+        metrics: WorkerMetrics,
+        poisoned: Callable[[str], None],
+        tracing: "WorkerTracing | None" = None,
     ) -> None:
         self._runner = runner
         self._epoch = epoch
         self._metrics = metrics
         self._poisoned = poisoned
+        self._tracing = tracing
         self._current: Session | None = None
         self._inbox: queue.SimpleQueue[_Open | _Close | _End | _Step | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[_Launched | _Answered | _End | None] = queue.SimpleQueue()
@@ -161,6 +173,8 @@ class StepLoop:
         self._launched.put(None)
 
     def _launch(self, session: Session, message: worker_pb2.StepPlan) -> _Launched | _Answered:
+        if self._tracing is not None:
+            self._tracing.launching(message)
         try:
             self._check_order(session, message)
             plan = decode_plan(message, session.last_rows)
@@ -206,6 +220,8 @@ class StepLoop:
         except RuntimeError as error:
             return self._fail_on_device(item.session, item.plan, error)
         self._metrics.step_done(outcome)
+        if self._tracing is not None:
+            self._tracing.done(item.plan, outcome)
         seconds = (outcome.forward_seconds, outcome.block_move_seconds, outcome.gap_seconds)
         response = encode_result(
             item.plan,
@@ -239,6 +255,8 @@ class StepLoop:
             session.failed = f"step {plan.step_id} failed"
             _log.warning("step failed: %s", detail, extra={"step_id": plan.step_id})
         self._metrics.step_failed(_OUTCOMES[reason])
+        if self._tracing is not None:
+            self._tracing.failed(plan, _OUTCOMES[reason])
         return _Answered(session, encode_failure(plan, reason, detail))
 
 

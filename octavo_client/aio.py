@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from octavo.trace_context import outgoing
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc, kv_cache_pb2_grpc
 from octavo.v1 import kv_cache_pb2 as kv
@@ -65,7 +66,8 @@ class AsyncClient:
     def send(self, request: types.Request, *, deadline: float | None = None) -> AsyncStream:
         """stream() of a ready-made Request."""
         return AsyncStream(
-            self._inference.Generate(convert.to_request(request), timeout=deadline), self.target
+            self._inference.Generate(convert.to_request(request), timeout=deadline, metadata=outgoing()),
+            self.target,
         )
 
     async def generate(
@@ -88,7 +90,7 @@ class AsyncClient:
     ) -> AsyncBatch:
         """Runs many requests over one stream; see Client.batch. `requests` may be an async iterable."""
         return AsyncBatch(
-            lambda sent: self._inference.GenerateBatch(sent, timeout=deadline),
+            lambda sent: self._inference.GenerateBatch(sent, timeout=deadline, metadata=outgoing()),
             requests,
             self.target,
             max_in_flight,
@@ -177,6 +179,8 @@ class AsyncClient:
     async def _call(self, method: Any, message: object, limit: float | None = -1.0) -> Any:
         """One unary call; limit -1 means the client's own timeout, None means none."""
         try:
-            return await method(message, timeout=self.timeout if limit == -1.0 else limit)
+            return await method(
+                message, timeout=self.timeout if limit == -1.0 else limit, metadata=outgoing()
+            )
         except grpc.RpcError as error:
             raise from_call(error, self.target) from None

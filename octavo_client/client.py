@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from octavo.trace_context import outgoing
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc, kv_cache_pb2_grpc
 from octavo.v1 import kv_cache_pb2 as kv
@@ -70,7 +71,8 @@ class Client:
 
     def send(self, request: types.Request, *, deadline: float | None = None) -> Stream:
         """stream() of a ready-made Request."""
-        return Stream(self._inference.Generate(convert.to_request(request), timeout=deadline), self.target)
+        message = convert.to_request(request)
+        return Stream(self._inference.Generate(message, timeout=deadline, metadata=outgoing()), self.target)
 
     def generate(
         self,
@@ -96,7 +98,9 @@ class Client:
         another thread, as room comes.
         """
         batch = Batch(
-            lambda sent: self._inference.GenerateBatch(sent, timeout=deadline), self.target, max_in_flight
+            lambda sent: self._inference.GenerateBatch(sent, timeout=deadline, metadata=outgoing()),
+            self.target,
+            max_in_flight,
         )
         return batch.begin(requests)
 
@@ -185,6 +189,6 @@ class Client:
     def _call(self, method: Callable[..., T], message: object, timeout: float | None = -1.0) -> T:
         """One unary call; timeout -1 means the client's own, None means none."""
         try:
-            return method(message, timeout=self.timeout if timeout == -1.0 else timeout)
+            return method(message, timeout=self.timeout if timeout == -1.0 else timeout, metadata=outgoing())
         except grpc.RpcError as error:
             raise from_call(error, self.target) from None

@@ -10,7 +10,9 @@ import logging
 import secrets
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -33,6 +35,10 @@ from scheduler_svc.streams import BacklogLimits
 from scheduler_svc.text import TextModel, load_text_model
 from scheduler_svc.web import WebEndpoint, read_token
 from scheduler_svc.worker_client import LinkSettings, WorkerClient
+
+if TYPE_CHECKING:
+    from octavo.tracing import Tracing
+    from scheduler_svc.tracing import RequestTrace, StepTracer
 
 _log = logging.getLogger(__name__)
 SERVICE = "scheduler"
@@ -84,7 +90,9 @@ class App:
         defaults = sampling_defaults(text.sampling if settings.generation_config == "auto" else {}, limits)
         if settings.generation_config == "auto":
             _log.info("sampling defaults from generation_config.json: %s", dict(text.sampling) or "none")
-        self._intake = Intake(self._engine, text, limits, self._metrics, _clock, defaults)
+        self._tracing = open_tracing(settings)
+        begin_trace, trace_steps = _tracers(self._tracing, self._engine)
+        self._intake = Intake(self._engine, text, limits, self._metrics, _clock, defaults, begin_trace)
         backlog = BacklogLimits(
             settings.stream_backlog_tokens, settings.stream_backlog_characters, settings.stream_stall_seconds
         )
@@ -99,7 +107,7 @@ class App:
         self._endpoint = WebEndpoint(
             self._engine, inspector, self._metrics, _clock, settings.pool_page, token
         )
-        self._link = WorkerClient(link_settings(settings), self._engine, _clock)
+        self._link = WorkerClient(link_settings(settings), self._engine, _clock, trace_steps)
         self._engine.on_reset(self._link.reset)
 
     async def serve(self) -> int:
@@ -140,6 +148,8 @@ class App:
             self._intake.close()
             if self._recorder is not None:
                 await asyncio.to_thread(self._recorder.close)
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
 
     async def _drain(self, parts: "list[asyncio.Task[None]]") -> None:
         """Refuses new work and lets the rest finish, for as long as the settings allow."""
@@ -156,6 +166,29 @@ class App:
                 Unavailable("the service has shut down", reason="DRAINING", retry_after=1.0), "drained"
             )
             await self._engine.idle()
+
+
+def open_tracing(settings: Settings) -> "Tracing | None":
+    """Spans go to the endpoint; None without one. The tracing library is imported only then."""
+    if not settings.otlp_traces_endpoint:
+        return None
+    from octavo.tracing import Tracing
+
+    return Tracing(SERVICE, settings.otlp_traces_endpoint, _clock)
+
+
+def _tracers(
+    tracing: "Tracing | None", engine: Engine
+) -> "tuple[Callable[[float], RequestTrace], Callable[[int], StepTracer]] | tuple[None, None]":
+    """What makes the spans of requests and of steps; None for both while nothing is traced."""
+    if tracing is None:
+        return None, None
+    from scheduler_svc.tracing import RequestTrace, StepTracer
+
+    return (
+        lambda arrival: RequestTrace(tracing, arrival),
+        lambda epoch: StepTracer(tracing, epoch, engine.find_sequence),
+    )
 
 
 def core_config(settings: Settings) -> SchedulerConfig:

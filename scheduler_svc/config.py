@@ -12,7 +12,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from octavo import settings, transport
+from octavo import settings, trace_context, transport
 from octavo.environment import PREFIX
 from octavo.settings import flag_of
 
@@ -82,12 +82,21 @@ class Settings(BaseSettings):
     )
     record_plans: bool = Field(False, description="whole plans in that log, not their digests alone")
 
+    otlp_traces_endpoint: str = Field(
+        "", description="OTLP/gRPC collector for spans, http(s)://host:port; empty: no tracing"
+    )
+
     @field_validator("hash_seed")
     @classmethod
     def _sixteen_bytes(cls, value: str) -> str:
         if value and len(bytes.fromhex(value)) != 16:
             raise ValueError(f"{len(value)} hex digits, must be 32")
         return value
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _can_trace(cls, value: str) -> str:
+        return trace_context.checked_endpoint(value)
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Self:

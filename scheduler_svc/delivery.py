@@ -87,11 +87,14 @@ class Delivery:
         for branch in record.branches:
             branch.ended = True
 
-    def refuse(self, record: Record, refusal: Refusal) -> None:
+    def refuse(self, record: Record, refusal: Refusal, now: float) -> None:
         """The core did not take the request."""
         self._metrics.rejected(refusal.reason.value)
         self.leave(record, "")
-        record.outbox.of(record.request_id).error = _refusal_error(refusal)
+        error = _refusal_error(refusal)
+        record.outbox.of(record.request_id).error = error
+        if record.trace is not None:
+            record.trace.refused(error, now)
         self._touch(record)
         self._requests.remove(record)
 
@@ -167,6 +170,7 @@ class Delivery:
         if branch.last_token_at is not None:
             self._gaps.append(now - branch.last_token_at)
         elif branch.index == 0:
+            branch.record.first_token_at = now
             self._metrics.time_to_first_token_seconds.observe(now - branch.record.arrival)
         branch.last_token_at = now
 
@@ -196,8 +200,12 @@ class Delivery:
                 "sequence %d ended: %s after %d tokens", branch.index, record.outcome, end.output_len,
                 extra={"request_id": record.request_id},
             )  # fmt: skip
+        if record.trace is not None:
+            record.trace.sequence_ended(branch.index, record.outcome, end)
         if self._requests.sequence_over(branch):
             record.ended = True
+            if record.trace is not None:
+                record.trace.ended(record, now)
             self._metrics.outcomes[record.outcome] += 1
             self._metrics.request_seconds.observe(now - record.arrival)
 

@@ -80,7 +80,7 @@ class Inputs:
     def add(self, record: Record, now: float) -> None:
         refusal = self.core.add(record.request, now)
         if refusal is not None:
-            self.delivery.refuse(record, refusal)
+            self.delivery.refuse(record, refusal, now)
             return
         self.deadlines.add(record)
         self.collect()

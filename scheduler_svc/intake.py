@@ -9,7 +9,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ from scheduler_svc.requests import Record
 from scheduler_svc.streams import Outbox
 from scheduler_svc.text import TextEmitter, TextModel
 
+if TYPE_CHECKING:
+    from scheduler_svc.tracing import RequestTrace
+
 T = TypeVar("T")
 _INLINE_CHARACTERS = 2000
 """A longer text is tokenised in a thread, so that it never holds the event loop."""
@@ -45,7 +48,10 @@ _INLINE_TOKENS = 8192
 
 
 class Intake:
-    """Takes requests in for the engine. clock: the engine's. sampling: the operator's own defaults."""
+    """Takes requests in for the engine. clock: the engine's. sampling: the operator's own defaults.
+
+    begin_trace: makes the span of a request that arrives now; None: nothing is traced.
+    """
 
     def __init__(
         self,
@@ -55,11 +61,13 @@ class Intake:
         metrics: ShellMetrics,
         clock: Callable[[], float],
         sampling: inference_pb2.SamplingOptions | None = None,
+        begin_trace: "Callable[[float], RequestTrace] | None" = None,
     ) -> None:
         self._engine = engine
         self._text = text
         self._metrics = metrics
         self._clock = clock
+        self._begin_trace = begin_trace
         self._next_seq_id = 1
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="text")
         self.limits = limits
@@ -76,16 +84,29 @@ class Intake:
 
     async def take(self, request: inference_pb2.GenerateRequest, outbox: Outbox) -> Record:
         """A live request whose events go to the outbox. Raises leaves of the error tree, and counts them."""
+        arrival = self._clock()
+        trace = None if self._begin_trace is None else self._begin_trace(arrival)
         try:
-            return await self._take(request, outbox)
+            return await self._take(request, outbox, arrival, trace)
         except OctavoError as error:
             self._metrics.rejected(error.reason)
+            if trace is not None:
+                trace.refused(error, self._clock())
+            raise
+        except asyncio.CancelledError:
+            if trace is not None:
+                trace.cut(self._clock())
             raise
 
-    async def _take(self, request: inference_pb2.GenerateRequest, outbox: Outbox) -> Record:
+    async def _take(
+        self,
+        request: inference_pb2.GenerateRequest,
+        outbox: Outbox,
+        arrival: float,
+        trace: "RequestTrace | None",
+    ) -> Record:
         if self.draining:
             raise Unavailable("the service is shutting down", reason="DRAINING", retry_after=1.0)
-        arrival = self._clock()
         facts = self.facts()
         fill_in(request, self.default_sampling)
         if len(request.token_ids.ids) <= _INLINE_TOKENS:
@@ -105,7 +126,11 @@ class Intake:
             arrival=arrival,
             queue_deadline=None if checked.queue_timeout is None else arrival + checked.queue_timeout,
             logprobs=self._logprobs(checked, len(prompt)),
+            trace=trace,
         )
+        if trace is not None:
+            assert self._engine.worker is not None
+            trace.describe(checked, record, self._engine.worker.model_id)
         self._engine.submit(record)
         return record
 

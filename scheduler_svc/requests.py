@@ -7,6 +7,7 @@ counts equal those of the requests not yet admitted.
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING
 
 from octavo.errors import AlreadyExists, ResourceExhausted
 from octavo.v1 import inference_pb2
@@ -14,6 +15,9 @@ from scheduler_svc.core.plan import NewRequest, SeqId
 from scheduler_svc.logprob_writer import LogprobWriter
 from scheduler_svc.streams import Outbox
 from scheduler_svc.text import TextEmitter
+
+if TYPE_CHECKING:
+    from scheduler_svc.tracing import RequestTrace
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +45,7 @@ class Record:
 
     logprobs: None if none are asked for. accepted: held back until the prompt's are whole.
     branches: its sequences, by index; their ids follow each other. running: those the core has not ended.
+    first_token_at: of the first sequence. trace: its span; None while nothing is traced.
     ended: its stream is told nothing any more. outcome: why the shell ended it, or how its latest sequence
     ended; empty while that is the core's to say.
     """
@@ -56,6 +61,8 @@ class Record:
     logprobs: LogprobWriter | None = None
     accepted: inference_pb2.Accepted | None = None
     admitted_at: float | None = None
+    first_token_at: float | None = None
+    trace: "RequestTrace | None" = None
     ended: bool = False
     outcome: str = ""
     branches: tuple[Branch, ...] = field(init=False)

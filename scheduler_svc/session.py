@@ -8,23 +8,28 @@ all.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.logprobs import Asked, AskingRows, StepLogprobs, decode_logprobs
 from scheduler_svc.wire import DecodedResult, StepNumbering, decode_result, encode_plan, without_rows
 
+if TYPE_CHECKING:
+    from scheduler_svc.tracing import StepTrace, StepTracer
+
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """A step that was sent and not answered. sent_at: seconds of the engine's clock. asked: the
-    log-probabilities that its answer has to report.
+    log-probabilities that its answer has to report. trace: its span, if it is traced.
     """
 
     step: int
     plan: StepPlan
     sent_at: float
     asked: Asked | None
+    trace: "StepTrace | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Session:
     """The state of a step stream from its handshake to its end.
 
     vocab_size: ids at or above it are refused in answers. oddity: called with the kind of each odd answer.
-    transmit: takes an encoded plan, never blocks.
+    transmit: takes an encoded plan, never blocks. tracer: makes the spans of steps; None: none.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Session:
         vocab_size: int,
         transmit: Callable[[worker_pb2.StepPlan], None],
         oddity: Callable[[str], None],
+        tracer: "StepTracer | None" = None,
     ) -> None:
         self.session_id = session_id
         self.epoch = epoch
@@ -57,6 +63,7 @@ class Session:
         self._vocab_size = vocab_size
         self._transmit = transmit
         self._oddity = oddity
+        self._tracer = tracer
         self._numbering: StepNumbering | None = None
         self._previous: StepPlan | None = None
         self._asking = AskingRows()
@@ -77,9 +84,19 @@ class Session:
             self._numbering = StepNumbering(self.session_id, self.epoch, plan.step_id - 1)
         message = encode_plan(plan, self._previous, self._numbering)
         self._previous = plan
-        self._in_flight.append(InFlight(message.step_id, plan, now, self._asking.asked(plan)))
+        trace = None
+        if self._tracer is not None:
+            trace, message.traceparent = self._tracer.sent(plan, message.step_id, now)
+        self._in_flight.append(InFlight(message.step_id, plan, now, self._asking.asked(plan), trace))
         self._transmit(message)
         return message.ByteSize()
+
+    def close(self, now: float) -> None:
+        """No answer counts any more."""
+        self.closed = True
+        for flight in self._in_flight:
+            if flight.trace is not None:
+                flight.trace.lost(now)
 
     def take(self, message: worker_pb2.StepResult, now: float) -> list[Answer]:
         """The answers that an arriving result completes, in step order: none, one, or more when it closes a
@@ -110,4 +127,6 @@ class Session:
                 decoded = without_rows(decoded, flight.plan, flight.asked.rows)
         for kind in decoded.oddities:
             self._oddity(kind)
+        if flight.trace is not None:
+            flight.trace.answered(decoded, now)
         return Answer(decoded, now - flight.sent_at, logprobs)

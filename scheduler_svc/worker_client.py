@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import grpc.aio
@@ -20,6 +20,9 @@ from octavo.errors import OctavoError
 from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.session import Answer, Session
+
+if TYPE_CHECKING:
+    from scheduler_svc.tracing import StepTracer
 
 _log = logging.getLogger(__name__)
 _PROBE_MESSAGE_BYTES = 4 * transport.MIB
@@ -56,12 +59,22 @@ class _Lost(Exception):
 
 
 class WorkerClient:
-    """Keeps one session with a worker for as long as `run` runs. clock: seconds, monotonic."""
+    """Keeps one session with a worker for as long as `run` runs. clock: seconds, monotonic.
 
-    def __init__(self, settings: LinkSettings, listener: LinkListener, clock: Callable[[], float]) -> None:
+    trace_steps: makes the tracer of a session's steps from the worker's epoch; None: nothing is traced.
+    """
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        listener: LinkListener,
+        clock: Callable[[], float],
+        trace_steps: "Callable[[int], StepTracer] | None" = None,
+    ) -> None:
         self._settings = settings
         self._listener = listener
         self._clock = clock
+        self._trace_steps = trace_steps
         self._reset = asyncio.Event()
         self._reset_reason = ""
         self._last_sign = 0.0
@@ -151,6 +164,7 @@ class WorkerClient:
             capacity.vocab_size,
             outgoing.put_nowait,
             self._listener.worker_oddity,
+            None if self._trace_steps is None else self._trace_steps(capacity.worker_epoch),
         )
         self._outgoing = outgoing
         return session
@@ -183,7 +197,7 @@ class WorkerClient:
             if error is not None:
                 raise error
         finally:
-            session.closed = True
+            session.close(self._clock())
             self._listener.worker_lost(session, reason)
             for task in tasks:
                 task.cancel()

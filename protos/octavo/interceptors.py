@@ -19,6 +19,7 @@ from grpc_status import rpc_status
 
 from octavo.errors import Internal, OctavoError, to_status
 from octavo.logging import current_request_id
+from octavo.trace_context import current_traceparent, from_metadata
 
 REQUEST_ID_METADATA = "x-request-id"
 INTERNAL_TEXT = "internal error; the service's log has the cause under this call's id"
@@ -92,7 +93,9 @@ def _mapped_stream(behaviour: Behaviour, method: str) -> Behaviour:
 
 
 def _name_call(context: Context) -> None:
-    given = dict(context.invocation_metadata() or ()).get(REQUEST_ID_METADATA, "")
+    metadata: Any = context.invocation_metadata()
+    current_traceparent.set(from_metadata(metadata))
+    given = dict(metadata or ()).get(REQUEST_ID_METADATA, "")
     text = given if isinstance(given, str) else ""
     current_request_id.set(text[:128] or secrets.token_hex(8))
 

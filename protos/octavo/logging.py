@@ -10,6 +10,8 @@ import logging
 import sys
 from datetime import UTC, datetime
 
+from octavo.trace_context import current_traceparent
+
 CONTEXT_FIELDS = ("request_id", "step_id", "session_id", "epoch")
 """Attributes of a record (given as `extra=`) that become fields of the line."""
 
@@ -36,6 +38,9 @@ class JsonFormatter(logging.Formatter):
         request_id = current_request_id.get()
         if request_id:
             line["request_id"] = request_id
+        traceparent = current_traceparent.get()
+        if traceparent:
+            line["trace_id"] = traceparent.split("-")[1]
         for name in CONTEXT_FIELDS:
             value = record.__dict__.get(name)
             if value is not None:

@@ -23,6 +23,7 @@ from scheduler_svc.metrics import ShellMetrics
 from scheduler_svc.requests import Record
 from scheduler_svc.session import Session
 from scheduler_svc.streams import BacklogLimits, Outbox, Pending
+from scheduler_svc.tracing import StepTracer
 
 VOCAB = 1000
 
@@ -49,6 +50,8 @@ class EngineRig:
         self.plans: deque[worker_pb2.StepPlan] = deque()
         self.token_of: Callable[[int], int] = lambda place: 10 + place
         self.session: Session | None = None
+        self.tracer: StepTracer | None = None
+        """Of the sessions to come."""
         self._sessions = 0
         self._seqs = 0
 
@@ -62,13 +65,19 @@ class EngineRig:
         facts = told or capacity()
         self.plans.clear()
         self.session = Session(
-            self._sessions, facts.worker_epoch, VOCAB, self.plans.append, self.engine.worker_oddity
+            self._sessions,
+            facts.worker_epoch,
+            VOCAB,
+            self.plans.append,
+            self.engine.worker_oddity,
+            self.tracer,
         )
         self.engine.worker_ready(self.session, facts)
         await self.settle()
 
     async def lose(self) -> None:
         assert self.session is not None
+        self.session.close(self.now)
         self.engine.worker_lost(self.session, "test")
         await self.settle()
 

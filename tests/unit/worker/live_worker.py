@@ -15,6 +15,7 @@ from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.server import WorkerServer, WorkerServicer
 from gpu_worker.step_loop import StepLoop
+from gpu_worker.tracing import WorkerTracing
 from octavo import handshake, transport
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
 from tests.fixtures.tiny_runner import make_runner
@@ -69,10 +70,12 @@ class SchedulerEnd:
 
 
 @asynccontextmanager
-async def live_worker(model: Path, ready: bool = True, limit: int = LIMIT) -> AsyncIterator[LiveWorker]:
+async def live_worker(
+    model: Path, ready: bool = True, limit: int = LIMIT, tracing: WorkerTracing | None = None
+) -> AsyncIterator[LiveWorker]:
     """A worker with 64 blocks of 4 tokens, 8 rows and 256 tokens of context."""
     runner, metrics, poisoned = make_runner(model), WorkerMetrics(), list[str]()
-    loop = StepLoop(runner, EPOCH, metrics, poisoned.append)
+    loop = StepLoop(runner, EPOCH, metrics, poisoned.append, tracing)
     loop.start()
     servicer = WorkerServicer(EPOCH)
     server = WorkerServer(servicer, limit, limit)

@@ -199,7 +199,7 @@ class BlockOps(_message.Message):
     def __init__(self, swap_out_pairs: _Optional[bytes] = ..., copy_pairs: _Optional[bytes] = ..., swap_in_pairs: _Optional[bytes] = ..., zero_blocks: _Optional[bytes] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("session_id", "worker_epoch", "step_id", "base_step", "released_rows", "row_setups", "table_rows", "table_offsets", "table_blocks", "block_ops", "rows", "same_rows", "query_lens", "context_lens", "input_ids", "positions", "slot_mapping", "sample_positions", "sample_rows", "no_samples")
+    __slots__ = ("session_id", "worker_epoch", "step_id", "base_step", "released_rows", "row_setups", "table_rows", "table_offsets", "table_blocks", "block_ops", "rows", "same_rows", "query_lens", "context_lens", "input_ids", "positions", "slot_mapping", "sample_positions", "sample_rows", "no_samples", "traceparent")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,7 @@ class StepPlan(_message.Message):
     SAMPLE_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_ROWS_FIELD_NUMBER: _ClassVar[int]
     NO_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     worker_epoch: int
     step_id: int
@@ -240,7 +241,8 @@ class StepPlan(_message.Message):
     sample_positions: bytes
     sample_rows: bytes
     no_samples: bool
-    def __init__(self, session_id: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., base_step: _Optional[int] = ..., released_rows: _Optional[bytes] = ..., row_setups: _Optional[_Iterable[_Union[RowSetup, _Mapping]]] = ..., table_rows: _Optional[bytes] = ..., table_offsets: _Optional[bytes] = ..., table_blocks: _Optional[bytes] = ..., block_ops: _Optional[_Union[BlockOps, _Mapping]] = ..., rows: _Optional[bytes] = ..., same_rows: bool = ..., query_lens: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., slot_mapping: _Optional[bytes] = ..., sample_positions: _Optional[bytes] = ..., sample_rows: _Optional[bytes] = ..., no_samples: bool = ...) -> None: ...
+    traceparent: str
+    def __init__(self, session_id: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., base_step: _Optional[int] = ..., released_rows: _Optional[bytes] = ..., row_setups: _Optional[_Iterable[_Union[RowSetup, _Mapping]]] = ..., table_rows: _Optional[bytes] = ..., table_offsets: _Optional[bytes] = ..., table_blocks: _Optional[bytes] = ..., block_ops: _Optional[_Union[BlockOps, _Mapping]] = ..., rows: _Optional[bytes] = ..., same_rows: bool = ..., query_lens: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., slot_mapping: _Optional[bytes] = ..., sample_positions: _Optional[bytes] = ..., sample_rows: _Optional[bytes] = ..., no_samples: bool = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class RowFailure(_message.Message):
     __slots__ = ("row", "reason", "detail")
