@@ -1,0 +1,76 @@
+# mypy: disable-error-code="no-untyped-call"
+"""What rows that ask for more than a token cost a decode step on a CUDA device.
+
+`python -m benchmarks.gpu_asks --model DIR --out FILE`
+
+Owns the mixes of rows; knows no scheduler. Invariant: every mix decodes the same rows and contexts, so that
+its time beside the first, in which nobody asks, is the cost of asking.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from llguidance import LLMatcher
+
+from benchmarks import gpu_step
+from gpu_worker.config import Settings
+from gpu_worker.loading import examine, load
+from gpu_worker.wire import RowSetup, Sampling
+
+ROWS, CONTEXT, STEPS, TEMPERATURE = 64, 1000, 60, 0.6
+PLAIN = Sampling(TEMPERATURE, 1.0, 0, 0.0, 1)
+ASKS = {
+    "top_p": replace(PLAIN, top_p=0.9),
+    "penalties": replace(PLAIN, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1),
+    "logprobs 0": replace(PLAIN, logprobs=0),
+    "logprobs 20": replace(PLAIN, logprobs=20),
+    "grammar": replace(PLAIN, grammar=LLMatcher.grammar_from_regex("([a-zA-Z ,.]{1,200}\\n){1,100}")),
+}
+
+
+class MixedPlans(gpu_step.SteadyPlans):
+    """The steady plans, with one row, or all, that ask."""
+
+    asking = PLAIN
+    count = 0
+
+    def _setups(self) -> tuple[RowSetup, ...]:
+        made = []
+        for row in self.rows.tolist():
+            length = int(self.contexts[row])
+            if row < self.count:
+                prompt = np.arange(length, dtype=np.int32)
+                made.append(RowSetup(row, length, self.asking, prompt))
+            else:
+                made.append(RowSetup(row, length, PLAIN))
+        return tuple(made)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Decode steps of rows that ask.")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    settings = Settings(
+        _cli_parse_args=["--model", options.model, "--load-format", "dummy", "--dtype", "bfloat16",
+                         "--max-model-len", "4096"]
+    )  # type: ignore[call-arg]  # fmt: skip
+    runner = load(examine(settings)).runner
+    report: dict[str, Any] = {"rows": ROWS, "context": CONTEXT}
+    with patch.object(gpu_step, "SteadyPlans", MixedPlans):
+        for name, sampling in {"nobody asks": PLAIN, **ASKS}.items():
+            for count in (1, ROWS) if sampling is not PLAIN else (0,):
+                MixedPlans.asking, MixedPlans.count = sampling, count
+                print(f"{name}, {count} rows", flush=True)
+                found = gpu_step.decode(runner, ROWS, CONTEXT, STEPS, TEMPERATURE)
+                report[f"{name}, {count} of {ROWS} rows"] = found
+    options.out.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
