@@ -94,14 +94,12 @@ async def test_an_invalid_grammar_is_400_and_costs_nothing_else(door: Door) -> N
     assert (await door.post(COMPLETIONS, body)).json()["choices"][0]["token_ids"] == wanted(prompt, 3)
 
 
-async def test_a14_two_answers_are_numbered_and_counted_once(door: Door) -> None:
+async def test_a14_two_answers_to_each_prompt_are_numbered_and_counted_once(door: Door) -> None:
     prompt = prompt_of(9)
     body = {"prompt": [prompt, prompt_of(7)], "max_tokens": 4, "n": 2, "seed": 7, "ignore_eos": True}
     answer = (await door.post(COMPLETIONS, body)).json()
-    if "error" in answer:
-        assert answer["error"]["message"] == "n: 2 is not supported yet"
-        return
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["choices"][0]["text"] != answer["choices"][1]["text"]
     assert answer["usage"]["prompt_tokens"] == 16
     assert answer["usage"]["completion_tokens"] == 16
     events = await door.events(COMPLETIONS, body | {"stream_options": {"include_usage": True}})
@@ -111,3 +109,20 @@ async def test_a14_two_answers_are_numbered_and_counted_once(door: Door) -> None
             texts[choice["index"]] += choice["text"]
     assert texts == [choice["text"] for choice in answer["choices"]]
     assert events[-2]["usage"]["completion_tokens"] == 16
+
+
+async def test_a14_a_chat_s_branches_each_begin_with_the_role_and_end_by_themselves(door: Door) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    given: dict[str, Any] = {"model": "fake", "messages": messages, "max_tokens": 6, "n": 3, "seed": 5}
+    whole = await door.openai.chat.completions.create(**given, extra_body={"ignore_eos": True})
+    stream = await door.openai.chat.completions.create(**given, stream=True, extra_body={"ignore_eos": True})
+    roles, ends, texts = [], [], ["", "", ""]
+    async for chunk in stream:
+        for choice in chunk.choices:
+            roles += [choice.index] if choice.delta.role else []
+            ends += [choice.index] if choice.finish_reason else []
+            texts[choice.index] += choice.delta.content or ""
+    assert sorted(roles) == sorted(ends) == [0, 1, 2]
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 18
