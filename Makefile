@@ -14,6 +14,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 # Of test-operations: --operations N, --processes P, --seed S, --piece K.
 OPERATIONS_ARGS ?=
+STUDY_ARGS ?=
 # Of the GPU benchmark: weights are drawn, so config.json and a tokenizer are enough.
 GPU_MODEL ?= models/Qwen3-0.6B
 
@@ -29,10 +30,10 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record bench-cpu bench-start bench-gpu test-gpu compose-test pool-page-test dashboards-test bench-pool-page sanitize doctor clean distclean setup model
+.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record study-block-size bench-cpu bench-start bench-gpu test-gpu compose-test pool-page-test dashboards-test bench-pool-page sanitize doctor clean distclean setup model
 
 help: ## list the tasks
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  variables: PYTHON, VENV, TORCH, TORCH_INDEX (an index with PyTorch's CPU wheels), MODEL,"
 	@echo "             TEST_ARGS, DEMO_ARGS, SERVE_ARGS"
 
@@ -71,6 +72,9 @@ bench-core: $(DEV) ## cost of the scheduler core: a table, then one JSON object
 
 bench-record: $(DEV) ## what recording costs a step: a table, then one JSON object
 	@$(BIN)/python -m benchmarks.bench_record
+
+study-block-size: $(DEV) $(DEMO_MODEL)/model.gguf ## which block size: measures, then renews docs/block-size.md
+	@$(BIN)/python -m benchmarks.block_size $(STUDY_ARGS)
 
 compose-test: $(RUNTIME) ## try docker-compose.yml on a Docker engine: build, generate, kill the worker, stop
 	@TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m deploy.compose_test

@@ -35,13 +35,19 @@ STOP_IDS = frozenset({1, 2})
 @dataclass(frozen=True)
 class Load:
     """`rows` sequences in steady decode, `waiting` behind them, on a pool that may be full of findable
-    blocks.
+    blocks of block_size tokens.
     """
 
     rows: int
     num_blocks: int = 20_000
     waiting: int = 0
     full: bool = False
+    block_size: int = BLOCK_SIZE
+
+    def prompt_len(self, row: int) -> int:
+        """Lengths so spread that each step completes rows / block_size blocks, as near as whole ones can."""
+        ahead = row * self.block_size // self.rows if self.block_size > self.rows else row % self.block_size
+        return PROMPT + ahead
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,11 @@ class Timings:
 MakeCore = Callable[[SchedulerConfig], Scheduler]
 
 
-def empty_core(num_blocks: int, max_rows: int = 256, make_core: MakeCore = Scheduler) -> Scheduler:
+def empty_core(
+    num_blocks: int, max_rows: int = 256, make_core: MakeCore = Scheduler, block_size: int = BLOCK_SIZE
+) -> Scheduler:
     core = make_core(SchedulerConfig(max_num_seqs=max_rows, max_num_batched_tokens=2 * MODEL_LEN))
-    core.worker_ready(Capacity(Epoch(1), "model", num_blocks, BLOCK_SIZE, 2 * MODEL_LEN, 4096, MODEL_LEN))
+    core.worker_ready(Capacity(Epoch(1), "model", num_blocks, block_size, 2 * MODEL_LEN, 4096, MODEL_LEN))
     return core
 
 
@@ -87,13 +95,11 @@ class Steady:
 
     def __init__(self, load: Load, make_core: MakeCore = Scheduler) -> None:
         self._random = np.random.default_rng(0)
-        self.core = empty_core(load.num_blocks, load.rows, make_core)
+        self.core = empty_core(load.num_blocks, load.rows, make_core, load.block_size)
         if load.full:
             fill_pool(self.core, load.num_blocks)
         for i in range(load.rows):
-            self._add(
-                i, PROMPT + i % BLOCK_SIZE
-            )  # so that every step completes 1 / BLOCK_SIZE of the rows' blocks
+            self._add(i, load.prompt_len(i))
         self._previous: StepPlan | None = None
         self._sent: list[StepPlan] = []
         for _ in range(3 * BLOCK_SIZE):

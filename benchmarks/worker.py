@@ -22,16 +22,22 @@ NONE = np.empty(0, np.int32)
 
 
 class Batch:
-    """Rows of equal length on a runner, advanced together."""
+    """Rows of equal length on a runner, advanced together, in blocks that lie in no order.
 
-    def __init__(self, runner: ModelRunner, rows: int, length: int, temperature: float) -> None:
+    start: tokens that the pool is taken to hold already.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, rows: int, length: int, temperature: float, start: int = 0
+    ) -> None:
         self._runner = runner
         self._rows = np.arange(rows, dtype=np.int32)
         self._block_size = runner.pool.block_size
         width = -(-length // self._block_size)
-        self._tables = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
+        blocks = np.random.default_rng(0).permutation(rows * width).astype(np.int32)
+        self._tables = blocks.reshape(rows, width)
         self._sampling = Sampling(temperature, 1.0, 0, 0.0, 1)
-        self._context = 0
+        self._context = start
         self._step = 0
         runner.reset()
 
