@@ -35,6 +35,11 @@ class GrammarCompiler:
         self._tokenizer = self._thread.submit(_read_tokenizer, tokenizer, vocab_size, list(eos_ids))
         self._known: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
 
+    @property
+    def width(self) -> int:
+        """int32 words of a mask. Waits for the table."""
+        return -(-self._tokenizer.result().vocab_size // 32)
+
     def start(self, grammar: str) -> "Future[LLMatcher]":
         """A matcher at its beginning, to be copied; the same for rows with the same grammar."""
         found = self._known.get(grammar)
@@ -51,7 +56,12 @@ class GrammarCompiler:
 
 
 def _read_tokenizer(path: Path, vocab_size: int, eos_ids: list[int]) -> LLTokenizer:
-    return LLTokenizer(path.read_text(encoding="utf-8"), n_vocab=vocab_size, eos_token=eos_ids)
+    """With ids up to the model's vocab_size, or to its own greatest: one may have more than the other."""
+    text = path.read_text(encoding="utf-8")
+    found = LLTokenizer(text, eos_token=eos_ids)
+    if found.vocab_size >= vocab_size:
+        return found
+    return LLTokenizer(text, n_vocab=vocab_size, eos_token=eos_ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -115,16 +125,17 @@ class Grammars:
         Waits for the tokens of the steps before, which no other call of a launch does.
         """
         self._catch_up()
-        found = np.zeros((len(rows), self._width), np.int32)
         matchers = [self._rows[row].ready() for row in rows]
         at_work = [(matcher, place) for place, matcher in enumerate(matchers) if matcher is not None]
+        width = self._compiler.width if at_work and self._compiler is not None else self._width
+        found = np.zeros((len(rows), width), np.int32)
         if at_work:
             self._executor = self._executor or LLExecutor(min(_MOST_THREADS, os.cpu_count() or 1))
             masks_of.fill_next_token_bitmask_par(self._executor, at_work, found)
         for matcher, place in at_work:
             if matcher.is_error():
                 found[place] = 0
-        return found
+        return found[:, : self._width]
 
     def sampled(self, rows: Sequence[int], tokens: Download, drawn: Marker) -> None:
         """What these rows sample in the step being launched; tokens can be read once `drawn` was waited

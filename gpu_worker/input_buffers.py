@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpu_worker.device import Device
 from gpu_worker.rows import RowTable
-from gpu_worker.sampler import SampleRows
+from gpu_worker.sampler import SampleRows, uniform
 from gpu_worker.wire import Plan
 
 
@@ -121,16 +121,17 @@ class InputBuffers:
         random = np.flatnonzero(parameters[:, 0] > 0)
         if not len(random):
             return None
-        seeds = self._table.seeds[rows].view(np.float64)
-        columns = (parameters, seeds[:, None], positions.astype(np.int64).view(np.float64)[:, None])
-        sent = self._device.upload(np.concatenate(columns, axis=1))
+        draws = uniform(
+            torch.from_numpy(self._table.seeds[rows].view(np.int64)),
+            torch.from_numpy(positions.astype(np.int64)),
+        )
+        sent = self._device.upload(np.concatenate((parameters, draws.numpy()[:, None]), axis=1))
         index = np.zeros(len(random), np.int32)
         index[:] = random
         top_k = parameters[random, 3]
         return SampleRows(
             parameters=sent[:, :4],
-            seeds=sent[:, 4].contiguous().view(torch.int64),
-            positions=sent[:, 5].contiguous().view(torch.int64),
+            draws=sent[:, 4],
             random=self._device.upload(index).long(),
             max_top_k=int(top_k.max()),
             all_top_k=bool((top_k > 0).all()),

@@ -114,7 +114,7 @@ class SampleStage:
         """Leaves the logits [n, vocab] at `places` only what these rows' grammars allow; waits for the tokens
         of the steps before, which the forward pass of this one need not.
         """
-        words = self._grammars.masks(rows)
+        words = np.ascontiguousarray(self._grammars.masks(rows))
         packed = self._device.upload(words.reshape(-1)).view(words.shape)
         allowed = (packed[:, :, None] >> self._bits) & 1
         barred = allowed.flatten(1)[:, : logits.shape[1]] == 0

@@ -18,15 +18,14 @@ _OFF = float("-inf")
 class SampleRows:
     """Parameters of the S samples, on the logits' device. Greedy rows (temperature 0) may be among them.
 
-    parameters [S, 4] float64: temperature, top_p, min_p, top_k (0: all). seeds [S] int64 (the bits of a u64).
-    positions [S] int64: output positions, 0 for a row's first sample. random: index [N] int64 of the rows
+    parameters [S, 4] float64: temperature, top_p, min_p, top_k (0: all). draws [S] float64: `uniform` of
+    each row's seed and output position, made on the host. random: index [N] int64 of the rows
     that are not greedy. max_top_k: the greatest top_k among them; all_top_k: each of them has one;
     any_top_p: one is below 1.
     """
 
     parameters: Tensor
-    seeds: Tensor
-    positions: Tensor
+    draws: Tensor
     random: Tensor | None
     max_top_k: int
     all_top_k: bool
@@ -57,7 +56,7 @@ def _sample_random(logits: Tensor, peak: Tensor, rows: SampleRows, index: Tensor
     scaled = scaled.masked_fill_(scaled < min_p.log()[:, None], _OFF)
     mass = scaled.exp_().cumsum(-1)
     total = mass[:, -1:]
-    draw = uniform(rows.seeds.index_select(0, index), rows.positions.index_select(0, index))[:, None]
+    draw = rows.draws.index_select(0, index)[:, None]
     target = torch.minimum(draw * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(mass, target, right=True).squeeze(1)
 

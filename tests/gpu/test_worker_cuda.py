@@ -117,8 +117,7 @@ def test_sampled_tokens_are_the_same_on_every_device() -> None:
     assert rows.random is not None
     there = SampleRows(
         parameters=rows.parameters.cuda(),
-        seeds=rows.seeds.cuda(),
-        positions=rows.positions.cuda(),
+        draws=rows.draws.cuda(),
         random=rows.random.cuda(),
         max_top_k=rows.max_top_k,
         all_top_k=rows.all_top_k,

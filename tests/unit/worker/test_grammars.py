@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.wire import Sampling
 from tests.fixtures.hand_plans import GREEDY, HandPlanner, HandSequence, run, take
-from tests.fixtures.tiny_model import TinyShape, write_tiny_model
+from tests.fixtures.tiny_model import TinyShape, write_tiny_model, write_tokenizer
 from tests.fixtures.tiny_runner import make_runner
 
 SCHEMA = {
@@ -172,6 +172,17 @@ def test_a_history_that_does_not_match_fails_its_row(runner: ModelRunner) -> Non
     rows = [HandSequence(0, [3, 4, 5]), broken]
     outcome = runner.launch(HandPlanner(64, 4).plan([(row, len(row.tokens)) for row in rows])).wait()
     assert outcome.failed_rows == (1,)
+
+
+@pytest.mark.parametrize("vocab_size", [320, 384, 385, 500])
+def test_a_tokenizer_may_have_more_or_fewer_ids_than_the_model(tmp_path: Path, vocab_size: int) -> None:
+    folder = write_tiny_model(tmp_path / "model", TinyShape("llama", seed=21, vocab_size=vocab_size))
+    write_tokenizer(folder, 384)
+    runner = make_runner(folder)
+    row = HandSequence(0, [3, 4, 5], under(DIGITS))
+    run(runner, HandPlanner(64, 4), [row], 14)
+    text = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(ended(runner, row))
+    assert re.fullmatch("[0-9]{3,6}-[a-f]{2}", text), text
 
 
 def test_a_worker_without_a_tokenizer_fails_the_row(folder: Path) -> None:

@@ -24,8 +24,7 @@ def rows_of(
     chosen_k = [top_k[row] for row in random] or [0]
     return SampleRows(
         parameters=torch.tensor([temperature, top_p, min_p, top_k], dtype=torch.float64).T.contiguous(),
-        seeds=torch.tensor(seeds or list(range(count))),
-        positions=torch.tensor(positions or [0] * count),
+        draws=uniform(torch.tensor(seeds or list(range(count))), torch.tensor(positions or [0] * count)),
         random=torch.tensor(random) if random else None,
         max_top_k=max(chosen_k),
         all_top_k=all(chosen_k),
