@@ -134,14 +134,14 @@ class AsyncClient:
         """State, ref count, fill and cached flag of every block."""
         return convert.from_pool_map(await self._call(self._kv.GetPoolMap, kv.GetPoolMapRequest()))
 
-    async def sequence_blocks(self, request_id: str) -> views.SequenceBlocks:
-        """The block table of a live request. Raises NotFound."""
-        message = kv.GetSequenceBlocksRequest(request_id=request_id)
+    async def sequence_blocks(self, request_id: str, index: int | None = None) -> views.SequenceBlocks:
+        """The block table of a live request's n-th sequence; None: the first that lives. Raises NotFound."""
+        message = kv.GetSequenceBlocksRequest(request_id=request_id, index=index)
         return convert.from_sequence_blocks(await self._call(self._kv.GetSequenceBlocks, message))
 
-    async def explain(self, request_id: str) -> views.Explanation:
-        """Why a live request waits, or what it was served. Raises NotFound."""
-        message = kv.ExplainRequestRequest(request_id=request_id)
+    async def explain(self, request_id: str, index: int | None = None) -> views.Explanation:
+        """Why a live request's sequence waits, or what it was served; None: the first that lives."""
+        message = kv.ExplainRequestRequest(request_id=request_id, index=index)
         return convert.from_explanation(await self._call(self._kv.ExplainRequest, message))
 
     async def is_ready(self) -> bool:

@@ -143,14 +143,14 @@ class Client:
         """State, ref count, fill and cached flag of every block."""
         return convert.from_pool_map(self._call(self._kv.GetPoolMap, kv.GetPoolMapRequest()))
 
-    def sequence_blocks(self, request_id: str) -> views.SequenceBlocks:
-        """The block table of a live request. Raises NotFound."""
-        message = kv.GetSequenceBlocksRequest(request_id=request_id)
+    def sequence_blocks(self, request_id: str, index: int | None = None) -> views.SequenceBlocks:
+        """The block table of a live request's n-th sequence; None: the first that lives. Raises NotFound."""
+        message = kv.GetSequenceBlocksRequest(request_id=request_id, index=index)
         return convert.from_sequence_blocks(self._call(self._kv.GetSequenceBlocks, message))
 
-    def explain(self, request_id: str) -> views.Explanation:
-        """Why a live request waits, or what it was served. Raises NotFound."""
-        message = kv.ExplainRequestRequest(request_id=request_id)
+    def explain(self, request_id: str, index: int | None = None) -> views.Explanation:
+        """Why a live request's sequence waits, or what it was served; None: the first that lives."""
+        message = kv.ExplainRequestRequest(request_id=request_id, index=index)
         return convert.from_explanation(self._call(self._kv.ExplainRequest, message))
 
     def is_ready(self) -> bool:

@@ -138,16 +138,20 @@ def request_table(requests: tuple[RequestView, ...], limit: int) -> RenderableTy
         numbers = (r.prompt_tokens, r.cached_prompt_tokens, r.computed_tokens, r.output_tokens, r.blocks)
         last = (r.preemptions, r.priority, f"{r.age_seconds:.1f} s")
         state = Text(r.state, style=styles.get(r.state, ""))
-        table.add_row(Text(safe(r.request_id)), state, *(str(value) for value in (*numbers, *last)))
+        table.add_row(Text(safe(_name(r))), state, *(str(value) for value in (*numbers, *last)))
     more = len(requests) - limit
     return Group(table, Text(f"... and {more} more", style="dim")) if more > 0 else table
+
+
+def _name(request: RequestView) -> str:
+    return f"{request.request_id}#{request.index}" if request.index else request.request_id
 
 
 def reasons(waiting: tuple[Explanation, ...]) -> Text:
     """Why each of these requests waits, in the scheduler's words."""
     text = Text()
     for found in waiting:
-        text.append(f"\n{safe(found.request.request_id)}", style="yellow")
+        text.append(f"\n{safe(_name(found.request))}", style="yellow")
         for line in found.text.splitlines()[:_SENTENCES]:
             text.append(f"\n  {safe(line)}")
     return text

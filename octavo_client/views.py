@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class RequestView:
-    """One live request as the scheduler sees it. state: waiting, running or preempted; age in seconds."""
+    """One live sequence as the scheduler sees it. index: which of the request's n. state: waiting, running
+    or preempted; age in seconds.
+    """
 
     request_id: str
     state: str
@@ -25,6 +27,7 @@ class RequestView:
     preemptions: int
     priority: int
     age_seconds: float
+    index: int = 0
 
 
 @dataclass(frozen=True)

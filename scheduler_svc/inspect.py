@@ -20,7 +20,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.explain import explain_response
 from scheduler_svc.kv_stream import DEVICE_TIER, snapshot_messages
 from scheduler_svc.limits import Limits, check_explain_request, check_flush, check_sequence_blocks
-from scheduler_svc.requests import Record
+from scheduler_svc.requests import Branch
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _STATES = {
@@ -60,13 +60,13 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
         self, request: kv_cache_pb2.GetSequenceBlocksRequest, context: Context
     ) -> kv_cache_pb2.GetSequenceBlocksResponse:
         request_id = check_sequence_blocks(request, self._limits)
-        return await self._engine.ask(lambda core: self._blocks(core, request_id))
+        return await self._engine.ask(lambda core: self._blocks(core, request_id, _index(request)))
 
     async def ExplainRequest(
         self, request: kv_cache_pb2.ExplainRequestRequest, context: Context
     ) -> kv_cache_pb2.ExplainRequestResponse:
         request_id = check_explain_request(request, self._limits)
-        return await self._engine.ask(lambda core: self._explain(core, request_id))
+        return await self._engine.ask(lambda core: self._explain(core, request_id, _index(request)))
 
     async def FlushPrefixCache(
         self, request: kv_cache_pb2.FlushPrefixCacheRequest, context: Context
@@ -133,8 +133,10 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
         return [self._summary(view) for view in core.sequences()]
 
     def _summary(self, view: SequenceView) -> kv_cache_pb2.RequestSummary:
+        branch = self._engine.find_sequence(view.seq_id)
         return kv_cache_pb2.RequestSummary(
-            request_id=self._id_of(view.seq_id),
+            request_id=branch.record.request_id if branch is not None else "",
+            index=branch.index if branch is not None else 0,
             state=_STATES[view.state],
             prompt_tokens=view.prompt_len,
             cached_prompt_tokens=view.cached,
@@ -150,10 +152,13 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
         branch = self._engine.find_sequence(seq_id)
         return branch.record.request_id if branch is not None else ""
 
-    def _explain(self, core: Scheduler, request_id: str) -> kv_cache_pb2.ExplainRequestResponse:
-        found = self.explanation(core, self._live(request_id).first_running.seq_id)
+    def _explain(
+        self, core: Scheduler, request_id: str, index: int | None
+    ) -> kv_cache_pb2.ExplainRequestResponse:
+        branch = self._live(request_id, index)
+        found = self.explanation(core, branch.seq_id)
         if found is None:
-            raise _not_live(request_id)
+            raise NotFound(f"index: sequence {branch.index} of {request_id!r} has ended", field="index")
         return found
 
     def explanation(self, core: Scheduler, seq_id: SeqId) -> kv_cache_pb2.ExplainRequestResponse | None:
@@ -161,14 +166,22 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
         found = core.explain(seq_id, self._clock())
         return explain_response(found, self._summary(found.view), self._id_of) if found is not None else None
 
-    def _live(self, request_id: str) -> Record:
+    def _live(self, request_id: str, index: int | None) -> Branch:
+        """A sequence of a live request, the first that lives for None. Raises NotFound."""
         record = self._engine.find(request_id)
         if record is None:
-            raise _not_live(request_id)
-        return record
+            raise NotFound(f"request_id: no live request {request_id!r}", field="request_id")
+        if index is None:
+            return record.first_running
+        if index >= len(record.branches):
+            count = len(record.branches)
+            raise NotFound(f"index: {index}, request {request_id!r} has {count} sequences", field="index")
+        return record.branches[index]
 
-    def _blocks(self, core: Scheduler, request_id: str) -> kv_cache_pb2.GetSequenceBlocksResponse:
-        branch = self._live(request_id).first_running
+    def _blocks(
+        self, core: Scheduler, request_id: str, index: int | None
+    ) -> kv_cache_pb2.GetSequenceBlocksResponse:
+        branch = self._live(request_id, index)
         response = kv_cache_pb2.GetSequenceBlocksResponse(request_id=request_id, index=branch.index)
         for block_id, ref_count, fill, hash_prefix in core.sequence_blocks(branch.seq_id):
             response.blocks.add(
@@ -178,5 +191,7 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
         return response
 
 
-def _not_live(request_id: str) -> NotFound:
-    return NotFound(f"request_id: no live request {request_id!r}", field="request_id")
+def _index(
+    request: kv_cache_pb2.GetSequenceBlocksRequest | kv_cache_pb2.ExplainRequestRequest,
+) -> int | None:
+    return request.index if request.HasField("index") else None

@@ -99,7 +99,7 @@ class Watcher:
         found = []
         for request in [r for r in stats.requests if r.state != "running"][:EXPLAINED]:
             with contextlib.suppress(NotFound):
-                found.append(self._client.explain(request.request_id))
+                found.append(self._client.explain(request.request_id, request.index))
         return tuple(found)
 
     def _title(self, stats: PoolStats) -> Text:

@@ -4,7 +4,8 @@ Owns the prompts and their order; looks at nothing. Invariant: every scene ends 
 what is drawn stands still until the next one begins.
 
 Sixty blocks of sixteen tokens. Three requests share a prefix of four blocks; they end and leave what can
-still be found; newcomers need room, so some of it is evicted; then two that grow too much: one is preempted.
+still be found; newcomers need room, so some of it is evicted; then two that grow too much: one is preempted;
+in the end one prompt is forked into three branches.
 """
 
 import asyncio
@@ -37,8 +38,9 @@ class Story:
         """Of the pool page."""
         return self.rig.seat.metrics_url.removesuffix("metrics") + "pool/"
 
-    def ask(self, name: str, prompt: list[int], tokens: int, priority: int = 0) -> None:
-        message = request(prompt, tokens, request_id=name, priority=priority)
+    def ask(self, name: str, prompt: list[int], tokens: int, n: int = 1) -> None:
+        message = request(prompt, tokens, request_id=name, temperature=1.0 if n > 1 else 0.0)
+        message.n = n
         self.replies[name] = Reply()
         self._tasks[name] = asyncio.create_task(self.rig.service.run(message, self.replies[name]))
 
@@ -86,6 +88,13 @@ class Story:
         else:
             raise AssertionError("nobody was preempted")
         await asyncio.sleep(0.3)
+
+    async def forking(self) -> None:
+        """One prompt, three branches: they share its blocks, the last one until each writes in it."""
+        await self._until_over("grace", "hedy", "ivan")
+        await asyncio.sleep(1.5)  # what was hit and evicted until now has faded
+        self.ask("katherine", PREFIX + prompt_of(24, 11), 40, n=3)
+        await self.steps(5)
 
     async def end(self) -> None:
         """Everybody comes to an end."""

@@ -34,21 +34,36 @@ async def until(view: "Page", condition: str) -> None:
     await view.wait_for_function(condition, timeout=10_000)
 
 
+async def says(view: "Page", element: str, *texts: str) -> None:
+    """Waits until an element's text holds all of these."""
+    for text in texts:
+        await until(view, f"document.querySelector({element!r}).innerText.includes({text!r})")
+
+
+async def count(view: "Page", elements: str, number: int) -> None:
+    await until(view, f"document.querySelectorAll({elements!r}).length === {number}")
+
+
 async def assert_the_browser_has_the_pool(told: Story, view: "Page") -> None:
     """Block for block what GetPoolMap says, once the stream has caught up with a worker that is held."""
-    await asyncio.sleep(0.35)
-    pool: kv.GetPoolMapResponse = await told.rig.service.kv.GetPoolMap(kv.GetPoolMapRequest())
-    flags = await view.evaluate("[...octavo.live.flags]")
-    fill = await view.evaluate("[...octavo.live.fill]")
-    assert [value & 3 for value in flags] == list(pool.state)
-    assert [value >> 2 & 1 for value in flags] == list(pool.cached)
-    assert [value >> 3 for value in flags] == arrays.decode(pool.ref_count, "refs").tolist()
-    assert fill == arrays.decode(pool.fill, "fill").tolist()
+    for _ in range(40):
+        await asyncio.sleep(0.25)
+        pool: kv.GetPoolMapResponse = await told.rig.service.kv.GetPoolMap(kv.GetPoolMapRequest())
+        refs, fill = arrays.decode(pool.ref_count, "refs"), arrays.decode(pool.fill, "fill")
+        wanted = list(zip(pool.state, pool.cached, refs.tolist(), fill.tolist(), strict=True))
+        seen = await view.evaluate("[...octavo.live.flags].map((flags, i) => [flags, octavo.live.fill[i]])")
+        if [(flags & 3, flags >> 2 & 1, flags >> 3, fill) for flags, fill in seen] == wanted:
+            return
+    raise AssertionError(f"the browser has {seen}, the pool is {wanted}")
 
 
-async def tile(view: "Page", name: str) -> str:
-    found = view.locator(".tile", has=view.locator("span", has_text=name)).locator("b")
-    return await found.first.inner_text()
+async def tile(view: "Page", name: str, value: str) -> None:
+    """Waits until a tile shows this."""
+    tiles = "[...document.querySelectorAll('.tile')]"
+    await until(
+        view,
+        f"{tiles}.some(t => t.children[0].innerText === {name!r} && t.children[1].innerText === {value!r})",
+    )
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -60,36 +75,41 @@ async def test_the_story_is_drawn_as_it_happens(
 
         await told.sharing()
         await assert_the_browser_has_the_pool(told, view)
-        assert await view.locator(".card").count() == 3
-        assert await tile(view, "shared") == "4"
-        assert "4 blocks shared (0, 1, 2, 3)" in await view.locator("#events").inner_text()
-        assert "64 cached" in await view.locator(".card", has_text="charles").inner_text()
+        await count(view, ".card", 3)
+        await tile(view, "shared", "4")
+        await says(view, "#events", "4 blocks shared (0, 1, 2, 3)")
+        await says(view, "#cards", "95 (64 cached) + ")
         await view.screenshot(path=PICTURES / f"sharing-{theme}.png")
         await view.locator(".card .head", has_text="blaise").click()
-        await until(view, "document.getElementById('inspector').textContent.includes('Runs: ')")
-        assert "64 of its 73 prompt tokens came from the prefix cache" in (
-            await view.locator("#inspector").inner_text()
-        )
+        await says(view, "#inspector", "Runs: ", "64 of its 73 prompt tokens came from the prefix cache")
         await view.keyboard.press("Escape")
 
         await told.ended()
         await told.eviction()
         await assert_the_browser_has_the_pool(told, view)
-        happened = await view.locator("#events").inner_text()
-        assert "evicted" in happened
-        assert "dorothy got its row; 64 tokens from the cache" in happened
+        await says(view, "#events", "evicted", "dorothy got its row; 64 tokens from the cache")
         await view.screenshot(path=PICTURES / f"eviction-{theme}.png")
 
         await told.preemption()
         await assert_the_browser_has_the_pool(told, view)
-        assert "hedy preempted" in await view.locator("#events").inner_text()
+        await says(view, "#events", "hedy preempted")
         await view.locator(".card .head", has_text="ivan").click()
-        await until(view, "document.getElementById('inspector').textContent.includes('in the queue: hedy')")
+        await says(view, "#inspector", "in the queue: hedy")
         await view.screenshot(path=PICTURES / f"preemption-{theme}.png")
+
+        await view.keyboard.press("Escape")
+        await view.mouse.move(720, 890)
+        await told.forking()
+        await assert_the_browser_has_the_pool(told, view)
+        await asyncio.sleep(0.7)  # arrows of copies have arrived
+        await says(view, "#events", "katherine#0 forked into 3 branches", "copy-on-write: ")
+        await says(view, "#cards", "katherine#0", "katherine#1", "katherine#2")
+        await tile(view, "shared", "5")
+        await view.screenshot(path=PICTURES / f"fork-{theme}.png")
 
         await told.end()
         await until(view, "octavo.live.gauges.active === 0")
-        assert await view.locator(".card").count() == 0
+        await count(view, ".card", 0)
 
 
 async def test_it_works_under_its_own_security_policy(
@@ -115,7 +135,7 @@ async def test_time_can_be_turned_back(browser: "Browser", processes: Processes,
         await asyncio.sleep(0.35)
         slider = view.locator("#slider")
         await slider.focus()
-        for _ in range(300):  # keys move it as they move any slider
+        for _ in range(1000):  # keys move it as they move any slider
             await view.keyboard.press("ArrowLeft")
             if await view.evaluate(f"octavo.view.t <= {then['t']} + 0.05"):
                 break
@@ -148,9 +168,7 @@ async def test_everything_can_be_reached_by_keys(
         await keys.press("Home")
         await keys.press("Enter")
         await until(view, "document.querySelector('#inspector').textContent.includes('hash chain')")
-        text = await view.locator("#inspector").inner_text()
-        for name in ("ada [0]", "blaise [0]", "charles [0]", "2 saved by sharing", "root"):
-            assert name in text
+        await says(view, "#inspector", "ada [0]", "blaise [0]", "charles [0]", "2 saved by sharing", "root")
         await view.screenshot(path=PICTURES / "block.png")
         await keys.press("j")
         await until(view, "document.querySelector('#inspector h2').textContent.endsWith('ada')")

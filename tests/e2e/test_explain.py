@@ -59,3 +59,39 @@ async def test_who_waits_is_told_why_and_who_runs_what_it_was_served(
         await rig.fake.release()
         await asyncio.gather(first, *others)
         await rig.service.wait_idle()
+
+
+async def test_each_sequence_of_a_request_has_its_own_table_and_explanation(
+    processes: Processes, tiny_llama: Path
+) -> None:
+    seat = await asyncio.to_thread(seat_scheduler, processes, tiny_llama)
+    async with rig_at(seat) as rig:
+        message = request(prompt_of(10), 30, request_id="three", temperature=1.0)
+        message.n = 3
+        task = asyncio.create_task(rig.service.run(message))
+        rig.fake.hold()
+        await rig.fake.release(3)
+        await rig.fake.wait_for_plans(4)
+        summaries = [s for s in (await rig.service.stats()).requests if s.request_id == "three"]
+        assert sorted(summary.index for summary in summaries) == [0, 1, 2]
+        tables = [
+            await rig.service.kv.GetSequenceBlocks(
+                kv.GetSequenceBlocksRequest(request_id="three", index=index)
+            )
+            for index in range(3)
+        ]
+        assert [table.index for table in tables] == [0, 1, 2]
+        first, second, third = ([block.block_id for block in table.blocks] for table in tables)
+        assert first[:2] == second[:2] == third[:2]
+        assert len({first[2], second[2], third[2]}) == 3  # copies, and the original
+        assert [block.ref_count for block in tables[0].blocks[:3]] == [3, 3, 1]
+        for index in range(3):
+            found = await rig.service.kv.ExplainRequest(
+                kv.ExplainRequestRequest(request_id="three", index=index)
+            )
+            assert (found.request.index, found.text.split(":")[0]) == (index, "Runs")
+        with pytest.raises(grpc.aio.AioRpcError, match="has 3 sequences") as unknown:
+            await rig.service.kv.ExplainRequest(kv.ExplainRequestRequest(request_id="three", index=3))
+        assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
+        await rig.fake.release()
+        await task

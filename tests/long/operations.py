@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def run_piece(seed: str, piece: int) -> tuple[Counter[str], list[str]]:
-    """The tally of a piece's campaigns, and for each one that failed how to run it again and what happened."""
+    """The tally of a piece's campaigns, and for each that failed how to run it again and what happened."""
     tally, failures = Counter[str](), []
     for number in range(PIECE // CAMPAIGN):
         name = f"{seed}-{piece}-{number}"

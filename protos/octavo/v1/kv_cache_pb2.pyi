@@ -33,7 +33,7 @@ WAIT_REASON_NO_BLOCKS: WaitReason
 WAIT_REASON_NEXT_STEP: WaitReason
 
 class RequestSummary(_message.Message):
-    __slots__ = ("request_id", "state", "prompt_tokens", "cached_prompt_tokens", "computed_tokens", "output_tokens", "blocks", "preemptions", "priority", "age_seconds")
+    __slots__ = ("request_id", "state", "prompt_tokens", "cached_prompt_tokens", "computed_tokens", "output_tokens", "blocks", "preemptions", "priority", "age_seconds", "index")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class RequestSummary(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: RequestState
     prompt_tokens: int
@@ -54,7 +55,8 @@ class RequestSummary(_message.Message):
     preemptions: int
     priority: int
     age_seconds: float
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., priority: _Optional[int] = ..., age_seconds: _Optional[float] = ...) -> None: ...
+    index: int
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., priority: _Optional[int] = ..., age_seconds: _Optional[float] = ..., index: _Optional[int] = ...) -> None: ...
 
 class GetKvCacheStatsRequest(_message.Message):
     __slots__ = ("include_requests",)
@@ -135,10 +137,12 @@ class GetPoolMapResponse(_message.Message):
     def __init__(self, block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., state: _Optional[bytes] = ..., ref_count: _Optional[bytes] = ..., fill: _Optional[bytes] = ..., cached: _Optional[bytes] = ...) -> None: ...
 
 class GetSequenceBlocksRequest(_message.Message):
-    __slots__ = ("request_id",)
+    __slots__ = ("request_id", "index")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+    index: int
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class SequenceBlock(_message.Message):
     __slots__ = ("block_id", "ref_count", "fill", "hash_prefix", "tier")
@@ -167,10 +171,12 @@ class GetSequenceBlocksResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., num_tokens: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[SequenceBlock, _Mapping]]] = ...) -> None: ...
 
 class ExplainRequestRequest(_message.Message):
-    __slots__ = ("request_id",)
+    __slots__ = ("request_id", "index")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+    index: int
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class BlockNeed(_message.Message):
     __slots__ = ("context", "hits", "idle_hits", "reserve")

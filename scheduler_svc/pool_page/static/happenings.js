@@ -4,7 +4,7 @@ import {make} from "./dom.js";
 import {letterOf, palette} from "./palette.js";
 
 const KEPT = 60;
-const SIGNS = {hit: "○", evicted: "✕", copy: "↷", preempted: "▲", admitted: "→", ended: "■", session: "◆", fork: "⑂"};
+const SIGNS = {hit: "○", evicted: "✕", copy: "↷", preempted: "▲", admitted: "→", ended: "■", session: "◆", fork: "Y"};
 
 export class Happenings {
   constructor(list, pickSequence) {

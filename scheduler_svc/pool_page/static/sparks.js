@@ -3,7 +3,7 @@
 
 import {palette} from "./palette.js";
 
-const LASTS = {hit: 1400, evicted: 1600, copy: 2200, fresh: 700};
+const LASTS = {hit: 1400, evicted: 1100, copy: 2200, fresh: 700};
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Sparks {
@@ -74,7 +74,7 @@ export class Sparks {
 
   hit(spark, part) {
     const [x, y] = this.map.centre(spark.block), size = Math.max(4, this.map.pitch - this.map.gap);
-    const radius = size * (0.32 + 0.38 * Math.sqrt(part)) + (this.map.pictures ? 0 : 3);
+    const radius = size * (0.36 + 0.22 * Math.sqrt(part)) + (this.map.pictures ? 0 : 3);
     this.stroke(palette.colours.hit, this.map.pictures ? 2.5 : 1.5, ink => ink.arc(x, y, radius, 0, 7));
   }
 
@@ -93,7 +93,8 @@ export class Sparks {
       (1 - t) ** 2 * x + 2 * t * (1 - t) * mx + t * t * u, (1 - t) ** 2 * y + 2 * t * (1 - t) * my + t * t * v];
     this.stroke(palette.colours.copy, 2.5, ink => {
       ink.moveTo(x, y);
-      for (let t = 0; t <= end; t += 0.05) ink.lineTo(...at(t));
+      for (let t = 0; t < end; t += 0.05) ink.lineTo(...at(t));
+      ink.lineTo(...at(end));
       const [ex, ey] = at(end), [px, py] = at(end - 0.05), angle = Math.atan2(ey - py, ex - px);
       for (const turn of [2.6, -2.6]) {
         ink.moveTo(ex, ey);
