@@ -23,13 +23,15 @@ from gpu_worker.loading import examine, load
 from gpu_worker.wire import RowSetup, Sampling
 
 ROWS, CONTEXT, STEPS, TEMPERATURE = 64, 1000, 60, 0.6
+SCHEMA = '{"type": "array", "items": {"type": "object", "properties": {"text": {"type": "string"}}}}'
 PLAIN = Sampling(TEMPERATURE, 1.0, 0, 0.0, 1)
 ASKS = {
     "top_p": replace(PLAIN, top_p=0.9),
     "penalties": replace(PLAIN, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1),
     "logprobs 0": replace(PLAIN, logprobs=0),
     "logprobs 20": replace(PLAIN, logprobs=20),
-    "grammar": replace(PLAIN, grammar=LLMatcher.grammar_from_regex("([a-zA-Z ,.]{1,200}\\n){1,100}")),
+    "JSON": replace(PLAIN, grammar=LLMatcher.grammar_from_json_schema(SCHEMA)),
+    "a regex that counts": replace(PLAIN, grammar=LLMatcher.grammar_from_regex("([a-z ]{1,200}\\n){1,99}")),
 }
 
 
