@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 SERVICE = "gateway"
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
+_FILES = 1 << 16
 _log = logging.getLogger(__name__)
 
 
@@ -37,6 +39,7 @@ def run(settings: Settings) -> int:
     """Serves until a signal. Returns the exit status."""
     octavo_logging.configure(SERVICE, settings.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    _allow_many_connections()
     try:
         keys = ApiKeys() if settings.api_key_file is None else read_keys(settings.api_key_file)
         with _bound(settings.listen) as sock:
@@ -44,6 +47,14 @@ def run(settings: Settings) -> int:
     except (OSError, ValueError) as error:
         _log.critical("cannot serve: %s", error)
         return 1
+
+
+def _allow_many_connections() -> None:
+    """A connection is an open file, and 1024 is the soft limit of many systems: takes the hard one's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(settings: Settings, keys: ApiKeys, sock: socket.socket) -> int:
