@@ -48,6 +48,11 @@ class Settings(BaseSettings):
     )
     num_blocks: int | None = Field(None, ge=1, description="KV blocks; default: what memory allows")
     block_size: int = Field(16, ge=1, le=4096, description="tokens of a block")
+    swap_space: float | None = Field(
+        None,
+        ge=0,
+        description="GiB of host memory for swapped-out sequences; 0: none; default 4 on CUDA, 0 on a CPU",
+    )
     gpu_memory_utilization: float | None = Field(
         None, gt=0, le=1, description="part of the device's memory to use; default 0.9 on CUDA, 0.25 on a CPU"
     )

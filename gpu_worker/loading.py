@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker import cpu_choice
+from gpu_worker import cpu_choice, host
 from gpu_worker.config import Settings
 from gpu_worker.device import DTYPES, Device, open_device
 from gpu_worker.errors import SettingsError
 from gpu_worker.grammars import GrammarCompiler
-from gpu_worker.kv_pool import LAYOUT, KvPool, PoolRequest, PoolSize, bytes_per_block, size_pool
+from gpu_worker.host_pool import DEFAULT_SWAP_SPACE, num_host_blocks, open_host_pool, staging_bytes
+from gpu_worker.kv_pool import GIB, LAYOUT, KvPool, PoolRequest, PoolSize, bytes_per_block, size_pool
 from gpu_worker.layer_choice import with_layers
 from gpu_worker.model_choice import choose
 from gpu_worker.model_runner import ModelRunner
@@ -48,6 +49,7 @@ class Examined:
     kernels: dispatch.Kernels
     max_model_len: int
     bytes_per_block: int
+    num_host_blocks: int
     graphs: str
     """Empty: steps are captured as CUDA graphs; else why not."""
 
@@ -85,8 +87,17 @@ def examine(settings: Settings) -> Examined:
     block_bytes = bytes_per_block(config, settings.block_size, dtype)
     return Examined(
         settings, files, config, device, dtype, why, kernels, max_model_len, block_bytes,
-        _obstacle_to_graphs(settings, device, kernels),
+        _host_blocks(settings, device, block_bytes), _obstacle_to_graphs(settings, device, kernels),
     )  # fmt: skip
+
+
+def _host_blocks(settings: Settings, device: Device, block_bytes: int) -> int:
+    """Blocks of the host tier: what was asked for, else the default, or what free memory can spare."""
+    free = host.memory()[1]
+    wanted = settings.swap_space
+    if wanted is None:
+        wanted = 0.0 if device.is_shared else min(DEFAULT_SWAP_SPACE, free / 4 / GIB)
+    return num_host_blocks(wanted, block_bytes, free)
 
 
 def _obstacle_to_graphs(settings: Settings, device: Device, kernels: dispatch.Kernels) -> str:
@@ -113,8 +124,13 @@ def load(found: Examined) -> Loaded:
         max_batch_seqs=settings.max_num_seqs,
         max_model_len=found.max_model_len,
         vocab_size=found.config.vocab_size,
+        num_host_blocks=found.num_host_blocks,
     )
-    runner = ModelRunner(found.device, decoder, pool, found.kernels, limits, _grammars(found))
+    if found.device.is_shared and found.num_host_blocks:
+        held = size.pool_bytes + size.activation_bytes
+        num_host_blocks(settings.swap_space or 0.0, found.bytes_per_block, host.memory()[1], held)
+    tier = open_host_pool(pool, found.num_host_blocks)
+    runner = ModelRunner(found.device, decoder, pool, found.kernels, limits, _grammars(found), tier)
     runner.warm_up()
     _capture(found, runner)
     _report(found, size, time.monotonic() - started)
@@ -181,11 +197,16 @@ def _pool_request(found: Examined, weight_bytes: int) -> PoolRequest:
         block_size=settings.block_size,
         share=settings.gpu_memory_utilization or found.device.default_share,
         weight_bytes=weight_bytes,
-        activation_bytes=activation_bytes(found),
+        activation_bytes=activation_bytes(found) + _staging_bytes(found),
         max_useful_blocks=settings.max_num_seqs * blocks_a_sequence if found.device.is_shared else None,
         num_blocks=settings.num_blocks,
         graph_bytes=0 if found.graphs else graph_bytes(found),
     )
+
+
+def _staging_bytes(found: Examined) -> int:
+    on_device = found.num_host_blocks and not found.device.is_shared
+    return staging_bytes(found.bytes_per_block) if on_device else 0
 
 
 def graph_bytes(found: Examined) -> int:
@@ -248,6 +269,9 @@ def _report(found: Examined, size: PoolSize, seconds: float) -> None:
         found.settings.block_size,
         size.slack_bytes // mib,
     )
+    if found.num_host_blocks:
+        tier = found.num_host_blocks * found.bytes_per_block // mib
+        _log.info("host tier: %d blocks, %d MiB of host memory", found.num_host_blocks, tier)
     for choice in found.kernels.choices:
         _log.info("kernel %s: %s (%s)", choice.op, choice.backend, choice.why)
 
@@ -261,6 +285,7 @@ def _capacity(found: Examined, size: PoolSize) -> worker_pb2.GetCapacityResponse
         else found.files.path.resolve().name,
         model_fingerprint=fingerprint(found),
         num_blocks=size.num_blocks,
+        num_host_blocks=found.num_host_blocks,
         block_size=settings.block_size,
         max_batch_tokens=settings.max_num_batched_tokens,
         max_batch_seqs=settings.max_num_seqs,
@@ -280,6 +305,7 @@ def _capacity(found: Examined, size: PoolSize) -> worker_pb2.GetCapacityResponse
             graph_bytes=size.graph_bytes,
             pool_bytes=size.pool_bytes,
             slack_bytes=size.slack_bytes,
+            host_pool_bytes=found.num_host_blocks * found.bytes_per_block,
         ),
         tensor_parallel_size=1,
         eos_token_ids=found.config.eos_token_ids,

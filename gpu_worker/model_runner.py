@@ -4,7 +4,7 @@ Owns the order in which a step touches the device; knows no session and no wire.
 whole before anything of it reaches the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from gpu_worker.attention import StepAttention
 from gpu_worker.device import Device, Marker
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.graph_runner import GraphRunner, StepProgram
+from gpu_worker.host_pool import NOTHING, Acknowledged, HostPool
 from gpu_worker.input_buffers import InputBuffers, StepTensors
 from gpu_worker.kv_pool import KvPool
 from gpu_worker.logprobs import PendingLogprobs, prompt_logprobs_of
@@ -49,6 +50,7 @@ class StepOutcome:
     gap_seconds: float
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[tuple[int, int, TokenLogprobs], ...] = ()
+    transfers: Acknowledged = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,13 @@ class PendingStep:
         drawn: Drawn | None,
         marks: _Marks,
         prompts: Sequence[tuple[PromptSpan, PendingLogprobs]] = (),
+        transfers: Callable[[], Acknowledged] = lambda: NOTHING,
     ) -> None:
         self._sample_rows = sample_rows
         self._drawn = drawn
         self._marks = marks
         self._prompts = prompts
+        self._transfers = transfers
 
     def wait(self) -> StepOutcome:
         """Called once, from the thread that answers. Raises what the device raises."""
@@ -92,6 +96,7 @@ class PendingStep:
             else 0.0,
             logprobs=None if drawn is None or drawn.logprobs is None else drawn.logprobs.read(),
             prompt_logprobs=tuple((span.row, span.first, found.read()) for span, found in self._prompts),
+            transfers=self._transfers(),
         )
 
 
@@ -108,11 +113,13 @@ class ModelRunner:
         kernels: Kernels,
         limits: Limits,
         grammars: GrammarCompiler | None = None,
+        host: HostPool | None = None,
     ) -> None:
         """grammars None: rows that have one fail."""
         self.device = device
         self.decoder = decoder
         self.pool = pool
+        self.host = host
         self.kernels = kernels
         self.rows = RowTable(limits)
         self.fused: FusedDecoder | None = None
@@ -128,6 +135,8 @@ class ModelRunner:
         self.device.synchronize()
         self.rows.clear()
         self._stage.clear()
+        if self.host is not None:
+            self.host.reset()
         self._last_end = None
 
     @torch.inference_mode()
@@ -179,6 +188,8 @@ class ModelRunner:
         """Starts a step. Raises PlanError before the device is touched; else what the device raises."""
         self.rows.apply(plan)
         self._stage.enter(plan)
+        if self.host is not None and len(plan.swap_out_pairs):
+            self.host.swap_out(plan.step_id, plan.swap_out_pairs)
         spans = self.rows.asks.prompt_spans(plan)
         if self._graphs is not None and not spans:
             program = self._graphs.choose(plan)
@@ -190,8 +201,8 @@ class ModelRunner:
         """A step as one graph; what single rows ask for beyond temperature comes after it, on its logits."""
         start = moved = self.device.mark()
         enters = program.layout.enters(plan)
-        if len(plan.zero_blocks) or len(plan.copy_pairs) or not enters:
-            self._move_blocks(*self._buffers.upload_house_keeping(plan, not enters))
+        if len(plan.zero_blocks) or len(plan.copy_pairs) or len(plan.swap_in_pairs) or not enters:
+            self._move_blocks(plan, *self._buffers.upload_house_keeping(plan, not enters))
             moved = self.device.mark()
         graphs.start(program, plan)
         count = len(plan.sample_rows)
@@ -199,12 +210,12 @@ class ModelRunner:
         end = self.device.mark()
         marks = _Marks(self._last_end, start, moved, end, end)
         self._last_end = end
-        return PendingStep(plan.sample_rows, drawn, marks)
+        return PendingStep(plan.sample_rows, drawn, marks, transfers=self._acknowledging(plan))
 
     def _launch_eagerly(self, plan: Plan, spans: Sequence[PromptSpan]) -> PendingStep:
         start = self.device.mark()
         step = self._buffers.upload(plan)
-        self._move_blocks(step.zero_blocks, step.copy_pairs)
+        self._move_blocks(plan, step.zero_blocks, step.copy_pairs)
         moved = self.device.mark()
         hidden = self._forward(plan, step, spans)
         count = len(plan.sample_rows)
@@ -215,7 +226,14 @@ class ModelRunner:
         end = self.device.mark()
         marks = _Marks(self._last_end, start, moved, forwarded, end)
         self._last_end = end
-        return PendingStep(plan.sample_rows, drawn, marks, prompts)
+        return PendingStep(plan.sample_rows, drawn, marks, prompts, self._acknowledging(plan))
+
+    def _acknowledging(self, plan: Plan) -> Callable[[], Acknowledged]:
+        """What names the transfers that are done; for a plan without rows it waits for all of them."""
+        host = self.host
+        if host is None:
+            return lambda: NOTHING
+        return lambda: host.acknowledge(plan.step_id, wait=not len(plan.rows))
 
     def _prompt_logprobs(
         self, spans: Sequence[PromptSpan], hidden: Tensor
@@ -231,11 +249,13 @@ class ModelRunner:
             first = last
         return found
 
-    def _move_blocks(self, zero_blocks: Tensor, copy_pairs: Tensor) -> None:
+    def _move_blocks(self, plan: Plan, zero_blocks: Tensor, copy_pairs: Tensor) -> None:
         if len(zero_blocks):
             self.kernels.zero_blocks(self.pool.tensor, zero_blocks)
         if len(copy_pairs):
             self.kernels.copy_blocks(self.pool.tensor, copy_pairs)
+        if self.host is not None and len(plan.swap_in_pairs):
+            self.host.swap_in(plan.swap_in_pairs)
 
     def _forward(self, plan: Plan, step: StepTensors, spans: Sequence[PromptSpan]) -> Tensor | None:
         """[S + P, hidden] of the samples and of the tokens before those of the spans; None without rows."""

@@ -27,6 +27,7 @@ class Limits:
     max_batch_seqs: int
     max_model_len: int
     vocab_size: int
+    num_host_blocks: int = 0
 
     @property
     def table_width(self) -> int:
@@ -49,6 +50,7 @@ class RowTable:
         self.asks = RowAsks(rows, limits.vocab_size)
         self._tables = np.full((rows, limits.table_width), -1, np.int32)
         self._table_lens = np.zeros(rows, np.int64)
+        self._on_host = np.zeros(limits.num_host_blocks, np.bool_)  # host blocks that were written
 
     def apply(self, plan: Plan) -> None:
         """Takes a plan's row state in, in proto order, and checks all of it. Raises PlanError.
@@ -77,6 +79,7 @@ class RowTable:
         self.sampled[:] = False
         self._tables[:] = -1
         self._table_lens[:] = 0
+        self._on_host[:] = False
         self.asks.clear()
 
     def _release(self, rows: Int32Array) -> None:
@@ -135,6 +138,29 @@ class RowTable:
         _refuse_twice("copy_pairs", targets, "writes a block twice")
         if len(targets) and np.isin(targets, plan.copy_pairs[:, 0]).any():
             raise PlanError("copy_pairs", "a block is both a source and a target")
+        if len(plan.swap_out_pairs) or len(plan.swap_in_pairs):
+            self._check_swaps(plan)
+
+    def _check_swaps(self, plan: Plan) -> None:
+        leaving, to_host = plan.swap_out_pairs.T
+        from_host, coming = plan.swap_in_pairs.T
+        if not self.limits.num_host_blocks:
+            name = "swap_out_pairs" if len(leaving) else "swap_in_pairs"
+            raise PlanError(name, "this worker has no host blocks")
+        self._check_range("swap_out_pairs", leaving, self.limits.num_blocks)
+        self._check_range("swap_out_pairs", to_host, self.limits.num_host_blocks)
+        self._check_range("swap_in_pairs", coming, self.limits.num_blocks)
+        self._check_range("swap_in_pairs", from_host, self.limits.num_host_blocks)
+        _refuse_twice("swap_out_pairs", to_host, "writes a host block twice")
+        _refuse_twice("swap_in_pairs", coming, "writes a block twice")
+        empty = from_host[~self._on_host[from_host]]
+        if len(empty):
+            raise PlanError("swap_in_pairs", f"host block {int(empty[0])} was never swapped out to")
+        if np.isin(from_host, to_host).any() or np.isin(coming, leaving).any():
+            raise PlanError("swap_in_pairs", "names a block that this plan swaps out")
+        if np.isin(coming, plan.copy_pairs).any():
+            raise PlanError("swap_in_pairs", "a target is in copy_pairs too")
+        self._on_host[to_host] = True
 
     def _check_batch(self, plan: Plan) -> None:
         limits = self.limits

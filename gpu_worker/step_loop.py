@@ -230,6 +230,8 @@ class StepLoop:
             seconds,
             outcome.logprobs,
             outcome.prompt_logprobs,
+            outcome.transfers.step_ids,
+            outcome.transfers.seconds,
         )
         return _Answered(item.session, response)
 

@@ -98,11 +98,12 @@ class Plan:
     slot_mapping: Int32Array  # [T]
     sample_positions: Int32Array  # [S]
     sample_rows: Int32Array  # [S]
+    swap_out_pairs: Int32Array = field(default_factory=lambda: _NONE.reshape(0, 2))  # [N, 2] device, host
+    swap_in_pairs: Int32Array = field(default_factory=lambda: _NONE.reshape(0, 2))  # [N, 2] host, device
 
 
 def decode_plan(message: worker_pb2.StepPlan, base_rows: Int32Array) -> Plan:
     """The whole plan; base_rows [R] are the rows of the base step. Raises PlanError naming the field."""
-    _refuse_later_work(message)
     rows = _rows(message, base_rows)
     context_lens = _array(message.context_lens, "context_lens")
     query_lens = (
@@ -135,17 +136,13 @@ def decode_plan(message: worker_pb2.StepPlan, base_rows: Int32Array) -> Plan:
         slot_mapping=_array(message.slot_mapping, "slot_mapping"),
         sample_positions=sample_positions,
         sample_rows=sample_rows,
+        swap_out_pairs=_pairs(message.block_ops.swap_out_pairs, "swap_out_pairs"),
+        swap_in_pairs=_pairs(message.block_ops.swap_in_pairs, "swap_in_pairs"),
     )
 
 
 _INPUT_LIMIT = 1 << 24
 """New tokens above which omitted arrays are not filled in: the bounds check refuses the plan anyway."""
-
-
-def _refuse_later_work(message: worker_pb2.StepPlan) -> None:
-    for name in ("swap_out_pairs", "swap_in_pairs"):
-        if getattr(message.block_ops, name):
-            raise PlanError(name, "this worker has no host blocks")
 
 
 def _array(data: bytes, name: str) -> Int32Array:
@@ -246,9 +243,12 @@ def encode_result(
     seconds: tuple[float, float, float],
     logprobs: TokenLogprobs | None = None,
     prompt_logprobs: Sequence[tuple[int, int, TokenLogprobs]] = (),
+    acknowledged: Sequence[int] = (),
+    transfer_seconds: float = 0.0,
 ) -> worker_pb2.RunResponse:
     """The answer to a plan: token_ids [S], rows with non-finite logits, (forward, block move, gap) seconds;
-    log-probabilities of the samples that ask, and (row, first position, values) of prompts.
+    log-probabilities of the samples that ask, and (row, first position, values) of prompts; steps whose
+    transfers out are done.
     """
     failures = [
         worker_pb2.RowFailure(
@@ -268,6 +268,9 @@ def encode_result(
         block_move_seconds=seconds[1],
         gap_seconds=seconds[2],
     )
+    if acknowledged:
+        result.acknowledged_transfers = arrays.encode(np.array(acknowledged, np.int32))
+        result.transfer_seconds = transfer_seconds
     if logprobs is not None:
         _fill(result.logprobs, logprobs)
     for row, first, values in prompt_logprobs:

@@ -19,7 +19,7 @@ import uvloop
 from octavo import logging as octavo_logging
 from octavo.errors import OctavoError, Unavailable
 from scheduler_svc.config import Settings
-from scheduler_svc.core.plan import SchedulerConfig
+from scheduler_svc.core.plan import PreemptionMode, SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine, EngineSettings
 from scheduler_svc.inference import InferenceService
@@ -200,6 +200,7 @@ def core_config(settings: Settings) -> SchedulerConfig:
         watermark_blocks=settings.watermark_blocks,
         depth=settings.depth,
         prefix_cache=settings.prefix_cache,
+        preemption=PreemptionMode(settings.preemption),
         hash_seed=bytes.fromhex(settings.hash_seed) if settings.hash_seed else secrets.token_bytes(16),
     )
 
@@ -211,4 +212,5 @@ def link_settings(settings: Settings) -> LinkSettings:
         liveness_seconds=settings.worker_liveness_seconds,
         max_batch_tokens=settings.max_num_batched_tokens,
         max_batch_seqs=settings.max_num_seqs,
+        needs_host_tier=settings.preemption == "swap",
     )

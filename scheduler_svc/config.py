@@ -51,6 +51,9 @@ class Settings(BaseSettings):
     )
     watermark_blocks: int = Field(1, ge=0, description="blocks that an admission leaves free")
     depth: int = Field(2, ge=1, le=2, description="steps in flight")
+    preemption: Literal["recompute", "swap", "auto"] = Field(
+        "auto", description="how a sequence gives up its blocks; auto: what is estimated to cost less"
+    )
     prefix_cache: bool = Field(True, description="share the KV blocks of common prefixes")
     hash_seed: str = Field("", description="root of the prefix index, 32 hex digits; empty: random")
 

@@ -18,6 +18,7 @@ from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.ages import AGE_BOUNDS, AgeHistogram
 from scheduler_svc.core.stats import PoolStats
 from scheduler_svc.metrics import Histogram, ShellMetrics
+from scheduler_svc.preemption_families import preemption_families
 
 DEVICE = "0"
 """Label of the one KV pool that there is."""
@@ -39,7 +40,7 @@ def families(
     )
     yield from _flow(stats)
     yield from _prefix_cache(stats)
-    yield from _preemptions(stats)
+    yield from preemption_families(stats, worker.bytes_per_block if worker is not None else 0)
     yield from _ages(stats)
     yield from _queue(stats, shell)
     yield from _steps(stats, ready, shell)
@@ -164,22 +165,6 @@ def _prefix_cache(stats: PoolStats) -> Iterator[Metric]:
     )
 
 
-def _preemptions(stats: PoolStats) -> Iterator[Metric]:
-    counters = stats.counters
-    yield _counters(
-        "preemptions",
-        "Sequences put back to make room.",
-        ["mode", "reason"],
-        {("recompute", "kv_blocks"): counters.preemptions},
-    )
-    yield _counters(
-        "preempted_tokens",
-        "Computed tokens thrown away by preemption.",
-        ["mode"],
-        {("recompute",): counters.preempted_tokens},
-    )
-
-
 def _ages(stats: PoolStats) -> Iterator[Metric]:
     ages = stats.ages
     yield _age(
@@ -198,7 +183,11 @@ def _age(name: str, text: str, ages: AgeHistogram) -> Metric:
 
 def _queue(stats: PoolStats, shell: ShellMetrics) -> Iterator[Metric]:
     yield _gauge("requests_running", "Requests that hold a row.", stats.running)
-    waiting = {"new": float(stats.waiting - stats.preempted), "preempted": float(stats.preempted)}
+    waiting = {
+        "new": float(stats.waiting - stats.preempted),
+        "preempted": float(stats.preempted - stats.swapped),
+        "swapped": float(stats.swapped),
+    }
     yield _gauges("requests_waiting", "Requests that wait for a row.", "reason", waiting)
     yield _counters(
         "requests", "Requests that ended.", ["outcome"], {(key,): n for key, n in shell.outcomes.items()}

@@ -197,6 +197,8 @@ class Inputs:
                 max_batch_tokens=capacity.max_batch_tokens,
                 max_batch_seqs=capacity.max_batch_seqs,
                 max_model_len=capacity.max_model_len,
+                num_host_blocks=capacity.num_host_blocks,
+                bytes_per_block=capacity.bytes_per_block,
             )
         )
         self.collect()

@@ -19,14 +19,15 @@ REJECTIONS = (
     "INVALID_FIELD", "INVALID_GRAMMAR", "EXCEEDS_MODEL_LEN", "EXCEEDS_KV_POOL", "EXCEEDS_ROWS",
     "REQUEST_ID_LIVE", "QUEUE_FULL", "DRAINING", "WORKER_LOST", "OTHER",
 )  # fmt: skip
-STEP_KINDS = ("prefill", "decode", "mixed")
+STEP_KINDS = ("prefill", "decode", "mixed", "transfer")
 ODDITIES = (
     "stale_session", "unexpected_step", "out_of_order", "unexpected_message", "unknown_row",
     "malformed_tokens", "missing_tokens", "extra_tokens", "invalid_token",
-    "missing_logprobs",
+    "missing_logprobs", "malformed_transfers",
 )  # fmt: skip
 INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "other")
 STEP_FAILURES = ("INVALID_PLAN", "STALE_SESSION", "OUT_OF_MEMORY", "DEVICE_ERROR", "UNSPECIFIED")
+"""UNSPECIFIED: a worker's own, or an answer that breaks the protocol."""
 
 _FAST = (
     1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
@@ -100,7 +101,9 @@ class ShellMetrics:
     def step_sent(self, plan: StepPlan, schedule_seconds: float, plan_bytes: int) -> None:
         """A plan has left."""
         rows, tokens = int(plan.rows.size), int(plan.input_ids.size)
-        if tokens == rows:
+        if not rows:
+            kind = "transfer"
+        elif tokens == rows:
             kind = "decode"
         else:
             kind = "mixed" if rows > 1 and int(plan.query_lens.min()) == 1 else "prefill"

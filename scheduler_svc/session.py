@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.logprobs import Asked, AskingRows, StepLogprobs, decode_logprobs
-from scheduler_svc.wire import DecodedResult, StepNumbering, decode_result, encode_plan, without_rows
+from scheduler_svc.wire import (
+    DecodedResult,
+    StepNumbering,
+    decode_result,
+    encode_plan,
+    failed,
+    without_rows,
+)
 
 if TYPE_CHECKING:
     from scheduler_svc.tracing import StepTrace, StepTracer
@@ -67,6 +74,7 @@ class Session:
         self._numbering: StepNumbering | None = None
         self._previous: StepPlan | None = None
         self._asking = AskingRows()
+        self._transfers: set[int] = set()  # core steps whose swap-outs are not acknowledged
         self._in_flight: deque[InFlight] = deque()
         self._early: dict[int, worker_pb2.StepResult] = {}
 
@@ -84,6 +92,8 @@ class Session:
             self._numbering = StepNumbering(self.session_id, self.epoch, plan.step_id - 1)
         message = encode_plan(plan, self._previous, self._numbering)
         self._previous = plan
+        if plan.swap_out_pairs.size:
+            self._transfers.add(plan.step_id)
         trace = None
         if self._tracer is not None:
             trace, message.traceparent = self._tracer.sent(plan, message.step_id, now)
@@ -120,6 +130,9 @@ class Session:
 
     def _answer(self, message: worker_pb2.StepResult, flight: InFlight, now: float) -> Answer:
         decoded = decode_result(message, flight.plan, self._vocab_size)
+        self._transfers.difference_update(decoded.result.acknowledged)
+        if not flight.plan.rows.size and any(step <= flight.plan.step_id for step in self._transfers):
+            decoded = failed(decoded, "a step without rows left transfers without acknowledgement")
         logprobs: StepLogprobs | None = None
         if flight.asked is not None and decoded.result.failure is None:
             logprobs = decode_logprobs(message, flight.asked)

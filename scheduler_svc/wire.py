@@ -14,7 +14,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from octavo import arrays
 from octavo.errors import InvalidArgument
 from octavo.worker.v1 import worker_pb2
-from scheduler_svc.core.plan import SAMPLED_LAST, Int32Array, RowSetup, StepPlan, StepResult
+from scheduler_svc.core.plan import SAMPLED_LAST, Int32Array, RowSetup, StepId, StepPlan, StepResult
 
 _ROW_REASON = "ROW_FAILURE_REASON_"
 _STEP_REASON = "STEP_FAILURE_REASON_"
@@ -64,6 +64,10 @@ def encode_plan(
         message.table_rows = arrays.encode(plan.table_rows)
         message.table_offsets = arrays.encode(plan.table_offsets)
         message.table_blocks = arrays.encode(plan.table_blocks)
+    if plan.swap_out_pairs.size:
+        message.block_ops.swap_out_pairs = arrays.encode(plan.swap_out_pairs)
+    if plan.swap_in_pairs.size:
+        message.block_ops.swap_in_pairs = arrays.encode(plan.swap_in_pairs)
     if plan.copy_pairs.size:
         message.block_ops.copy_pairs = arrays.encode(plan.copy_pairs)
     if plan.zero_blocks.size:
@@ -167,7 +171,16 @@ def decode_result(message: worker_pb2.StepResult, plan: StepPlan, vocab_size: in
     if failed and failure is None:
         tokens = np.where(np.isin(plan.sample_rows, list(failed)), np.int32(-1), tokens)
     return DecodedResult(
-        result=StepResult(plan.step_id, tokens, tuple(failed.items()), failure),
+        result=StepResult(
+            plan.step_id,
+            tokens,
+            tuple(failed.items()),
+            failure,
+            _acknowledged(message, plan, oddities),
+            message.forward_seconds,
+            message.block_move_seconds,
+            message.transfer_seconds,
+        ),
         oddities=tuple(oddities),
         failure_reason=failure_reason,
         forward_seconds=message.forward_seconds,
@@ -183,6 +196,28 @@ def without_rows(decoded: DecodedResult, plan: StepPlan, rows: Sequence[int]) ->
     tokens = np.where(lost, np.int32(-1), decoded.result.token_ids)
     result = replace(decoded.result, token_ids=tokens, failed_rows=tuple(failed.items()))
     return replace(decoded, result=result, oddities=(*decoded.oddities, "missing_logprobs"))
+
+
+def failed(decoded: DecodedResult, why: str) -> DecodedResult:
+    """The result as that of a step that failed as a whole: the session cannot go on after it."""
+    if decoded.result.failure is not None:
+        return decoded
+    result = replace(decoded.result, failure=f"UNSPECIFIED: {why}")
+    return replace(decoded, result=result, failure_reason="UNSPECIFIED")
+
+
+def _acknowledged(message: worker_pb2.StepResult, plan: StepPlan, oddities: list[str]) -> tuple[StepId, ...]:
+    """The core's numbers of the steps whose transfers are done; none when one of them has not been sent."""
+    if not message.acknowledged_transfers:
+        return ()
+    try:
+        steps = arrays.decode(message.acknowledged_transfers, "acknowledged_transfers").tolist()
+    except InvalidArgument:
+        steps = [0]
+    if min(steps) < 1 or max(steps) > message.step_id:
+        oddities.append("malformed_transfers")
+        return ()
+    return tuple(StepId(step + plan.step_id - message.step_id) for step in steps)
 
 
 def _failed_rows(message: worker_pb2.StepResult, plan: StepPlan, oddities: list[str]) -> dict[int, str]:

@@ -34,7 +34,7 @@ _LAST_BACKOFF = 2.0
 class LinkSettings:
     """step_seconds: the longest a step may take. liveness_seconds: the longest silence of a live worker.
     connect_seconds: for GetCapacity and the handshake. max_batch_*: the scheduler's own limits, for message
-    sizes.
+    sizes. needs_host_tier: a worker without host blocks is of no use.
     """
 
     address: str
@@ -43,6 +43,7 @@ class LinkSettings:
     connect_seconds: float = 5.0
     max_batch_tokens: int = 2048
     max_batch_seqs: int = 256
+    needs_host_tier: bool = False
 
 
 class LinkListener(Protocol):
@@ -145,6 +146,11 @@ class WorkerClient:
             raise _Lost(f"capacity: {capacity.num_blocks} blocks of {capacity.block_size} tokens")
         if capacity.num_blocks * capacity.block_size >= 1 << 31:
             raise _Lost(f"capacity: {capacity.num_blocks} x {capacity.block_size} slots pass int32")
+        if self._settings.needs_host_tier and not capacity.num_host_blocks:
+            raise _Lost(
+                "num_host_blocks: 0, but --preemption swap needs at least 1; "
+                "start the worker with --swap-space, or the scheduler with --preemption auto"
+            )
         return capacity
 
     async def _open(self, call: Any, capacity: worker_pb2.GetCapacityResponse) -> Session:

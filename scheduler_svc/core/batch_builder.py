@@ -27,7 +27,8 @@ class Chunk:
     """Tokens [start, end) of a context whose ids are known, in the plan being built or in flight.
 
     published: blocks made findable by this step. pending: hit blocks that a step in flight was still to
-    write. forks: the stays (row, tenure) of the branches that begin where it ends.
+    write. forks: the stays (row, tenure) of the branches that begin where it ends. swapped_in: blocks that
+    this step moves back for it.
     """
 
     seq: Sequence
@@ -38,6 +39,7 @@ class Chunk:
     pending: Int32Array
     published: list[Int32Array] = field(default_factory=list)
     forks: list[tuple[int, int]] = field(default_factory=list)
+    swapped_in: int = 0
 
     @property
     def completes(self) -> bool:
@@ -67,6 +69,8 @@ class BatchBuilder:
         self._setups: list[RowSetup] = []
         self._copies: list[tuple[int, int]] = []
         self._entries: list[tuple[Int32Array, Int32Array, Int32Array]] = []
+        self._out: list[Int32Array] = []
+        self._in: list[Int32Array] = []
 
     def release_row(self, row: int) -> None:
         self._released.append(row)
@@ -89,6 +93,14 @@ class BatchBuilder:
     def add_copy(self, source: int, target: int) -> None:
         """The target gets the source's content before the step's forward pass."""
         self._copies.append((source, target))
+
+    def swap_out(self, device: Int32Array, host: Int32Array) -> None:
+        """Device block i is copied to host block i."""
+        self._out.append(np.stack((device, host), axis=1))
+
+    def swap_in(self, host: Int32Array, device: Int32Array) -> None:
+        """Host block i is copied to device block i."""
+        self._in.append(np.stack((host, device), axis=1))
 
     def build(
         self, step_id: StepId, decodes: Int64Array, chunks: list[Chunk], zero_blocks: Int32Array
@@ -117,8 +129,15 @@ class BatchBuilder:
         return StepPlan(
             step_id, released, setups, table_rows, table_offsets, table_blocks, zero_blocks,
             self._take_copies(), rows, query_lens, context_lens, input_ids, positions, slots,
-            sample_positions, sample_rows,
+            sample_positions, sample_rows, self._taken(self._out), self._taken(self._in),
         )  # fmt: skip
+
+    def _taken(self, pairs: list[Int32Array]) -> Int32Array:
+        if not pairs:
+            return self._no_pairs
+        joined = np.concatenate(pairs)
+        pairs.clear()
+        return joined
 
     def _chunk_arrays(self, chunk: Chunk) -> tuple[Int32Array, ...]:
         """rows [1], query_lens [1], context_lens [1], input_ids [n], positions [n], slot_mapping [n]."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from scheduler_svc.core.block_manager import ANY_STEP
+from scheduler_svc.core.growth import promised_blocks
 from scheduler_svc.core.inspection import view_of
 from scheduler_svc.core.lifecycle import Lifecycle
 from scheduler_svc.core.plan import Int32Array, SchedulerConfig, SeqId, no_ids
 from scheduler_svc.core.preemption import choose_victim
-from scheduler_svc.core.prefill import Need, admission_of, promised_blocks
+from scheduler_svc.core.prefill import Need, admission_of
 from scheduler_svc.core.sequence import Sequence, SequenceView
 from scheduler_svc.core.session import Session
 from scheduler_svc.core.stats import Counters

@@ -7,6 +7,7 @@ state, and the block states add up to the pool.
 import numpy as np
 
 from scheduler_svc.core.ages import Ages
+from scheduler_svc.core.decisions import PreemptionRecord
 from scheduler_svc.core.lifecycle import Lifecycle
 from scheduler_svc.core.sequence import SeqState, Sequence, SequenceView
 from scheduler_svc.core.session import Session
@@ -15,13 +16,19 @@ from scheduler_svc.core.stats import BlockState, Counters, PoolMap, PoolStats
 HASH_PREFIX_BYTES = 4
 
 
-def stats_of(lifecycle: Lifecycle, counters: Counters, ages: Ages) -> PoolStats:
+def stats_of(lifecycle: Lifecycle, counters: Counters, ages: Ages, record: PreemptionRecord) -> PoolStats:
     """Gauges now; all zero but the waiting ones while there is no worker."""
     waiting = lifecycle.waiting.sequences()
     preempted = sum(seq.state is SeqState.PREEMPTED for seq in waiting)
     session = lifecycle.session
     if session is None:
-        return PoolStats(counters.copy(), waiting=len(waiting), preempted=preempted, ages=ages.copy())
+        return PoolStats(
+            counters.copy(),
+            waiting=len(waiting),
+            preempted=preempted,
+            ages=ages.copy(),
+            preemption=record.copy(),
+        )
     pool, rows = session.manager.pool, session.rows
     allocated = pool.num_active * session.capacity.block_size
     return PoolStats(
@@ -31,6 +38,7 @@ def stats_of(lifecycle: Lifecycle, counters: Counters, ages: Ages) -> PoolStats:
         blocks_free=pool.num_free,
         blocks_evictable=pool.lru.count,
         blocks_active=pool.num_active,
+        blocks_fenced=pool.num_fenced,
         blocks_shared=int(np.count_nonzero(pool.ref_count >= 2)),
         block_refs=int(pool.ref_count.sum()),
         slots_allocated=allocated,
@@ -42,6 +50,10 @@ def stats_of(lifecycle: Lifecycle, counters: Counters, ages: Ages) -> PoolStats:
         in_flight=len(session.in_flight),
         max_rows=rows.max_rows,
         ages=ages.copy(),
+        preemption=record.copy(),
+        host_blocks=0 if session.host is None else session.host.num_blocks,
+        host_blocks_free=0 if session.host is None else session.host.num_free,
+        swapped=0 if session.host is None else len(session.host.copies),
     )
 
 
@@ -53,6 +65,7 @@ def pool_map_of(session: Session | None) -> PoolMap:
     pool, rows, size = session.manager.pool, session.rows, session.capacity.block_size
     state = np.where(pool.ref_count > 0, BlockState.ACTIVE, BlockState.FREE).astype(np.uint8)
     state[(pool.ref_count == 0) & pool.cached] = BlockState.EVICTABLE
+    state[(pool.ref_count == 0) & (pool.pins > 0)] = BlockState.FENCED
     fill = np.where(pool.cached, session.manager.index.fill, 0).astype(np.int32)
     for seq in rows.running():
         table = rows.blocks_of(seq.row)
@@ -76,12 +89,14 @@ def blocks_of(session: Session, seq: Sequence) -> list[tuple[int, int, int, str]
 
 def view_of(lifecycle: Lifecycle, seq: Sequence) -> SequenceView:
     session = lifecycle.session
-    computed = num_blocks = 0
+    computed = num_blocks = host_blocks = 0
     if session is not None and seq.row >= 0:
         computed, num_blocks = int(session.rows.scheduled[seq.row]), int(session.rows.num_blocks[seq.row])
+    if session is not None and (copy := session.copy_of(seq)) is not None:
+        host_blocks = len(copy.blocks)
     return SequenceView(
         seq.seq_id, seq.state, seq.prompt_len, seq.cached_prompt_tokens, computed, lifecycle.output_len(seq),
-        num_blocks, seq.preemptions, seq.request.priority, seq.arrived_at,
+        num_blocks, seq.preemptions, seq.request.priority, seq.arrived_at, host_blocks,
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def check_plan(lifecycle: Lifecycle, plan: StepPlan) -> list[str]:
 
 
 def _sequences(lifecycle: Lifecycle) -> Iterator[str]:
-    """Each live sequence is in the queue or in one row."""
+    """Each live sequence is in the queue or in one row, and only those in the queue have a copy."""
     queue = lifecycle.waiting.sequences()
     rows = lifecycle.session.rows.running() if lifecycle.session else []
     places = [seq.seq_id for seq in (*queue, *rows)]
@@ -72,18 +72,27 @@ def _sequences(lifecycle: Lifecycle) -> Iterator[str]:
     running = {seq.seq_id for seq in rows}
     if sorted(places) != sorted(lifecycle.live):
         yield f"live {sorted(lifecycle.live)}, but waiting, running or led {sorted(places)}"
+    copies = lifecycle.session.host.copies if lifecycle.session and lifecycle.session.host else {}
+    if not copies.keys() <= {seq.seq_id for seq in queue}:
+        yield f"copies of {sorted(copies)}, of which some do not wait"
     for seq in lifecycle.live.values():
         if (seq.state is SeqState.RUNNING) != (seq.row >= 0) or (seq.row >= 0) != (seq.seq_id in running):
             yield f"sequence {seq.seq_id} is {seq.state.value} in row {seq.row}"
 
 
 def _states(session: Session) -> Iterator[str]:
-    """I1: every block is in exactly one state."""
+    """I1: every block is in exactly one state, and no pinned one is in a list."""
     pool = session.manager.pool
     free, evictable = pool.free_blocks(), pool.lru.oldest(pool.lru.count)
     places = _count(free, pool) + _count(evictable, pool)
-    for block in np.flatnonzero(places != (pool.ref_count == 0)).tolist():
-        yield f"I1: block {block} with {pool.ref_count[block]} references is in {places[block]} lists"
+    fenced = (pool.ref_count == 0) & (pool.pins > 0)
+    for block in np.flatnonzero(places != ((pool.ref_count == 0) & ~fenced)).tolist():
+        yield (
+            f"I1: block {block} with {pool.ref_count[block]} references and {pool.pins[block]} pins "
+            f"is in {places[block]} lists"
+        )
+    if pool.num_fenced != np.count_nonzero(fenced):
+        yield f"I1: {np.count_nonzero(fenced)} blocks are fenced, {pool.num_fenced} counted"
     for block in free[pool.cached[free]].tolist():
         yield f"I1: free block {block} is findable"
     for block in evictable[~pool.cached[evictable]].tolist():
@@ -95,6 +104,18 @@ def _references(session: Session) -> Iterator[str]:
     entries, counted = _table_entries(session), session.manager.pool.ref_count
     for block in np.flatnonzero(entries != counted).tolist():
         yield f"I2: block {block}: {entries[block]} entries, {counted[block]} counted"
+
+
+def _transfers(session: Session) -> Iterator[str]:
+    """I2: pins are the transfers under way; each host block is free or has one holder."""
+    pool, host = session.manager.pool, session.host
+    pins = _count(np.concatenate([no_ids(), *(host.pinned() if host is not None else [])]), pool)
+    for block in np.flatnonzero(pins != pool.pins).tolist():
+        yield f"I2: block {block}: {pins[block]} transfers, {pool.pins[block]} pins"
+    if host is not None:
+        places = np.bincount(np.concatenate([host.free_blocks(), *host.held()]), minlength=host.num_blocks)
+        for block in np.flatnonzero(places != 1).tolist():
+            yield f"host block {block} is in {places[block]} places"
 
 
 def _index(session: Session) -> Iterator[str]:
@@ -138,12 +159,18 @@ def _tables(session: Session) -> Iterator[str]:
             yield f"sequence {seq.seq_id}: {scheduled} tokens scheduled, {rows.known[row]} known"
 
 
-_CHECKS: tuple[Callable[[Session], Iterator[str]], ...] = (_states, _references, _index, _tables)
+_CHECKS: tuple[Callable[[Session], Iterator[str]], ...] = (
+    _states,
+    _references,
+    _transfers,
+    _index,
+    _tables,
+)
 
 
 def _leaked(session: Session) -> int:
     pool = session.manager.pool
-    known = _table_entries(session) + _count(pool.free_blocks(), pool)
+    known = _table_entries(session) + _count(pool.free_blocks(), pool) + pool.pins
     return int(np.count_nonzero(known + _count(pool.lru.oldest(pool.lru.count), pool) == 0))
 
 

@@ -73,6 +73,8 @@ class Lifecycle:
             self.session.release(seq.row, zero=zero)
         elif seq.leader is None:
             self.waiting.remove(seq)
+            if self.session is not None and self.session.host is not None:
+                self.session.host.discard(seq.seq_id)
         heir = leave(seq)
         if heir is not None:
             self.waiting.push(heir)

@@ -37,6 +37,20 @@ def branch_seed(seed: int, branch: int) -> int:
     return xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little") + branch.to_bytes(8, "little"))
 
 
+def no_pairs() -> Int32Array:
+    return np.empty((0, 2), np.int32)
+
+
+class PreemptionMode(Enum):
+    """How a sequence gives up its blocks. AUTO: what the cost model finds cheaper; RECOMPUTE where there is
+    no host tier.
+    """
+
+    AUTO = "auto"
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+
+
 class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
@@ -81,12 +95,13 @@ class SchedulerConfig:
     depth: int = 2
     prefix_cache: bool = True
     match_inside_blocks: bool = True
+    preemption: PreemptionMode = PreemptionMode.AUTO
     hash_seed: bytes = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a live worker offers; from its handshake."""
+    """What a live worker offers; from its handshake. num_host_blocks 0: nothing can be swapped out."""
 
     epoch: Epoch
     model_fingerprint: str
@@ -95,6 +110,8 @@ class Capacity:
     max_batch_tokens: int
     max_batch_seqs: int
     max_model_len: int
+    num_host_blocks: int = 0
+    bytes_per_block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +188,10 @@ class StepPlan:
     """One step, exact but for the values of ids still in flight. Arrays are int32.
 
     R rows, T new tokens, S samples (a row that a fork sets up samples without being among the R). Applied in
-    this order: `released_rows`, `setups`, table entries,
-    `zero_blocks`, `copy_pairs`, then the forward pass. Row state is that of the worker's session: the first
+    this order: `released_rows`, `setups`, table entries, `swap_out_pairs` (read after all earlier steps, on a
+    stream of their own), `zero_blocks`, `copy_pairs`, `swap_in_pairs`, then the forward pass. A plan without
+    rows asks for acknowledgements: its answer comes when every transfer out, its own too, is done. Row state
+    is that of the worker's session: the first
     plan after `Scheduler.worker_ready` builds on no row at all.
     """
 
@@ -192,19 +211,27 @@ class StepPlan:
     slot_mapping: Int32Array  # [T]
     sample_positions: Int32Array  # [S] index into the T tokens
     sample_rows: Int32Array  # [S]
+    swap_out_pairs: Int32Array = field(default_factory=no_pairs)  # [N, 2] device, host
+    swap_in_pairs: Int32Array = field(default_factory=no_pairs)  # [N, 2] host, device
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What the worker answered to one plan. token_ids: [S] in the plan's order, -1 where the row failed.
 
-    failed_rows: (row, reason) pairs. failure: why the whole step failed, or None.
+    failed_rows: (row, reason) pairs. failure: why the whole step failed, or None. acknowledged: steps, this
+    one or older, whose swap-outs are done; transfer_seconds: what those took together. forward_seconds,
+    block_move_seconds: of this step, the latter for its zeroing, copies and swap-ins. 0: not measured.
     """
 
     step_id: StepId
     token_ids: Int32Array
     failed_rows: tuple[tuple[int, str], ...] = ()
     failure: str | None = None
+    acknowledged: tuple[StepId, ...] = ()
+    forward_seconds: float = 0.0
+    block_move_seconds: float = 0.0
+    transfer_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

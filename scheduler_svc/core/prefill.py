@@ -22,17 +22,15 @@ from scheduler_svc.core.admission import final_len
 from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.batch_builder import Chunk
 from scheduler_svc.core.groups import disband
+from scheduler_svc.core.growth import promised_blocks, reserve_of
+from scheduler_svc.core.host_tier import HostCopy
 from scheduler_svc.core.match import Match
 from scheduler_svc.core.plan import Admitted, SchedulerConfig, StepId
 from scheduler_svc.core.sequence import SeqState, Sequence
 from scheduler_svc.core.session import Blocked, Session
 from scheduler_svc.core.stats import Counters
+from scheduler_svc.core.swapping import Swapping
 from scheduler_svc.core.waiting_queue import WaitingQueue
-
-RUNNING_PER_RESERVED_BLOCK = 4
-"""An admission leaves a block for every so many running sequences, so that their growth does not soon preempt
-it.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +58,10 @@ def need_of(session: Session, config: SchedulerConfig, seq: Sequence, match: Mat
 
     A block to copy from must stay while it is copied. Each further branch gets a block for its first token.
     """
-    manager, running = session.manager, session.rows.count
-    idle = int(np.count_nonzero(manager.pool.ref_count[match.used] == 0))
-    reserve = max(config.watermark_blocks, running // RUNNING_PER_RESERVED_BLOCK) + len(seq.followers)
-    return Need(manager.blocks_for(len(seq.tokens)), len(match.blocks), idle, reserve if running else 0)
+    manager = session.manager
+    idle = manager.pool.num_listed(match.used)
+    reserve = reserve_of(session, config) + len(seq.followers) if session.rows.count else 0
+    return Need(manager.blocks_for(len(seq.tokens)), len(match.blocks), idle, reserve)
 
 
 def admission_of(
@@ -74,21 +72,13 @@ def admission_of(
     step_id: the step being planned.
     """
     match = session.manager.match_prefix(seq, step_id)
+    if session.copy_of(seq) is not None:
+        match = match.whole_blocks()  # the rest comes from the host
     need = need_of(session, config, seq, match)
     if match.count and need.total > session.manager.pool.available - promised_blocks(session):
         match = match.whole_blocks()  # the block to copy from is one more that must stay
         need = need_of(session, config, seq, match)
     return match, need
-
-
-def promised_blocks(session: Session) -> int:
-    """Blocks that the contexts of rows under prefill and the copies after a fork still lack."""
-    rows, manager = session.rows, session.manager
-    held_and_needed = (
-        (int(rows.num_blocks[row]), manager.blocks_for(len(seq.tokens)) + len(seq.followers))
-        for row, seq in rows.prefilling.items()
-    )
-    return sum(needed - held for held, needed in held_and_needed) + rows.num_forked
 
 
 @dataclass(slots=True)
@@ -100,6 +90,7 @@ class PrefillPass:
     waiting: WaitingQueue
     counters: Counters
     ages: Ages
+    swapping: Swapping
     step_id: StepId
     chunks: dict[int, Chunk] = field(default_factory=dict)  # by row
     admitted: list[Admitted] = field(default_factory=list)
@@ -133,7 +124,9 @@ class PrefillPass:
         return budget
 
     def _rank(self, seq: Sequence) -> tuple[int, int, int]:
-        done = int(self.session.rows.scheduled[seq.row]) if seq.row >= 0 else 0
+        copy = self.session.copy_of(seq)
+        held = 0 if copy is None else copy.computed
+        done = int(self.session.rows.scheduled[seq.row]) if seq.row >= 0 else held
         return (seq.request.priority, len(seq.tokens) - done, seq.arrival)
 
     def _advance(self, seq: Sequence, budget: int) -> int:
@@ -160,8 +153,8 @@ class PrefillPass:
             self._fork(chunk)
         if seq.admissions > 1:
             self.counters.recomputed_tokens += count
-        else:
-            self.counters.prompt_tokens_computed += count
+        else:  # past the prompt: the newest token of a sequence that was swapped in
+            self.counters.prompt_tokens_computed += max(0, min(chunk.end, seq.prompt_len) - start)
         return count
 
     def _fork(self, chunk: Chunk) -> None:
@@ -179,23 +172,35 @@ class PrefillPass:
         if len(seq.followers) >= session.rows.num_free:
             return False
         spare, running = manager.pool.available - promised_blocks(session), session.rows.count
+        reserve = reserve_of(session, self.config)
+        spare -= reserve
         if running and session.blocked.holds(seq.arrival, spare, manager.index.num_published):
             return False
-        match, need = admission_of(session, self.config, seq, self.step_id)
-        if need.total > spare:
-            session.blocked = Blocked(seq.arrival, need.total, manager.index.num_published)
+        copy = session.copy_of(seq)
+        if copy is not None and not copy.done:
             return False
-        self._start(self.waiting.pop(), match)
+        match, need = admission_of(session, self.config, seq, self.step_id)
+        needed = need.total - reserve
+        if needed > spare:
+            session.blocked = Blocked(seq.arrival, needed, manager.index.num_published)
+            return False
+        self._start(self.waiting.pop(), match, copy)
         return True
 
-    def _start(self, seq: Sequence, match: Match) -> None:
+    def _start(self, seq: Sequence, match: Match, copy: HostCopy | None) -> None:
         session, manager = self.session, self.session.manager
         start = len(match.blocks) * manager.block_size + match.count
-        self._count_lookup(seq, match, start)
+        if copy is None:
+            self._count_lookup(seq, match, start)
         pending = match.used[manager.index.published_in[match.used] > session.applied]
         row = manager.start(seq, match, final_len(seq.request, session.capacity), session.batch)
+        chunk = Chunk(seq, row, int(session.rows.tenure[row]), start, start, pending)
+        self.chunks[row] = chunk
+        if copy is None:
+            self.swapping.recomputes(seq)
+        else:
+            self.swapping.swap_in(session, chunk, copy, self.step_id)
         session.batch.set_up_row(seq)
-        self.chunks[row] = Chunk(seq, row, int(session.rows.tenure[row]), start, start, pending)
         if seq.preempted_at is not None:
             self.ages.preempted.observe(np.array([manager.pool.clock.now - seq.preempted_at]))
             seq.preempted_at = None

@@ -7,17 +7,21 @@ read from them.
 
 import numpy as np
 
+from scheduler_svc.core.admission import final_len
 from scheduler_svc.core.in_flight import Step, Tenure
 from scheduler_svc.core.lifecycle import Lifecycle
 from scheduler_svc.core.plan import (
     FinishReason,
     Int32Array,
     Int64Array,
+    SeqId,
     StepResult,
     TokenEvents,
 )
+from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.session import Session
 from scheduler_svc.core.stats import Counters
+from scheduler_svc.core.swapping import Swapping
 
 NO_TOKEN = "the worker's answer holds no token for the row"
 
@@ -25,8 +29,9 @@ NO_TOKEN = "the worker's answer holds no token for the row"
 class ResultTaker:
     """Applies answers of `lifecycle.session` in step order."""
 
-    def __init__(self, lifecycle: Lifecycle, counters: Counters) -> None:
+    def __init__(self, lifecycle: Lifecycle, counters: Counters, swapping: Swapping) -> None:
         self._lifecycle = lifecycle
+        self._swapping = swapping
         self._counters = counters
 
     def take(self, result: StepResult) -> TokenEvents:
@@ -44,6 +49,7 @@ class ResultTaker:
                 self._fail_step(session, step, answer.failure)
                 break
             events.append(self._take_step(session, step, answer))
+            self._swapping.answered(session, step, answer)
             session.in_flight.pop()
             session.applied = step.step_id
         return events[0] if len(events) == 1 else _joined(events)
@@ -54,9 +60,34 @@ class ResultTaker:
             tokens = self._sort_out_failures(session, step, answer)
         if session.rows.num_releases != step.num_releases:
             going_on = session.rows.tenure[rows] == step.sample_tenures
-            self._counters.overshoot_tokens += int(np.count_nonzero(~going_on & (tokens >= 0)))
-            rows, tokens = rows[going_on], tokens[going_on]
+            gone = np.flatnonzero(~going_on & (tokens >= 0)).tolist()
+            late = [event for i in gone if (event := self._deliver_late(session, step, i, int(tokens[i])))]
+            self._counters.overshoot_tokens += len(gone) - len(late)
+            events = self._deliver(session, step, rows[going_on], tokens[going_on])
+            return _joined([events, _events_of(late)]) if late else events
         return self._deliver(session, step, rows, tokens)
+
+    def _deliver_late(
+        self, session: Session, step: Step, index: int, token: int
+    ) -> tuple[SeqId, int, int] | None:
+        """The token of a stay that has ended: the sequence's, if it was swapped out since; else None."""
+        stay = (int(step.sample_rows[index]), int(step.sample_tenures[index]))
+        seq = self._swapped_out_of(session, stay)
+        if seq is None:
+            return None
+        seq.tokens = np.append(seq.tokens, np.int32(token))
+        length = len(seq.tokens)
+        self._counters.generated_tokens += 1
+        if token in seq.request.stop_token_ids and length > seq.prompt_len + seq.request.min_tokens:
+            self._lifecycle.end(seq, FinishReason.STOP, matched_token=token)
+        elif length >= final_len(seq.request, session.capacity):
+            self._lifecycle.end(seq, FinishReason.LENGTH)
+        return seq.seq_id, token, length - seq.prompt_len
+
+    def _swapped_out_of(self, session: Session, stay: Tenure) -> Sequence | None:
+        """The waiting sequence that was swapped out of this stay, while steps of the stay are in flight."""
+        seq_id = session.host.departed.get(stay) if session.host is not None else None
+        return None if seq_id is None else self._lifecycle.live.get(seq_id)
 
     def _deliver(self, session: Session, step: Step, rows: Int64Array, tokens: Int32Array) -> TokenEvents:
         """One token for each of these running rows; publishes full blocks, ends what is to end."""
@@ -120,13 +151,25 @@ class ResultTaker:
         for row, tenure in sorted(tainted):
             seq = session.rows.sequence[row]
             if seq is None or session.rows.tenure[row] != tenure:
+                seq = self._swapped_out_of(session, (row, tenure))
+            if seq is None:
                 continue  # it had ended before
+            self._distrust_copy(session, seq)
             if (row, tenure) in failed:
                 self._counters.rows_failed += 1
                 self._lifecycle.end(seq, FinishReason.ERROR, error=failed[row, tenure], zero=True)
             else:
                 self._counters.rollbacks += 1
-                self._lifecycle.requeue(seq, zero=True)
+                if seq.row >= 0:
+                    self._lifecycle.requeue(seq, zero=True)
+
+    def _distrust_copy(self, session: Session, seq: Sequence) -> None:
+        """What the host tier holds of it, if it does, is given up, and what it left on the device zeroed."""
+        copy, pool = session.copy_of(seq), session.manager.pool
+        if copy is not None and session.host is not None:
+            session.host.discard(seq.seq_id)
+            left = (pool.ref_count[copy.device] == 0) & ~pool.cached[copy.device]
+            session.manager.zero_later(copy.device[left])
 
     def _fail_step(self, session: Session, step: Step, reason: str) -> None:
         """Ends the step's sequences and voids the session: the worker takes no plan until a new one."""
@@ -141,6 +184,12 @@ class ResultTaker:
 
 def _no_events() -> TokenEvents:
     return TokenEvents(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+def _events_of(tokens: list[tuple[SeqId, int, int]]) -> TokenEvents:
+    """One event for each (sequence, token, output length)."""
+    seq_ids, ids, output_lens = zip(*tokens, strict=True)
+    return TokenEvents(np.array(seq_ids, np.int64), np.array(ids, np.int32), np.array(output_lens, np.int32))
 
 
 def _joined(events: list[TokenEvents]) -> TokenEvents:

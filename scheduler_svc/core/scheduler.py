@@ -45,6 +45,7 @@ from scheduler_svc.core.results import ResultTaker
 from scheduler_svc.core.sequence import Sequence, SequenceView
 from scheduler_svc.core.session import Session, open_session
 from scheduler_svc.core.stats import Counters, PoolMap, PoolStats
+from scheduler_svc.core.swapping import Swapping
 
 
 class Scheduler:
@@ -65,7 +66,8 @@ class Scheduler:
         self._counters = Counters()
         self._ages = Ages()
         self._lifecycle = Lifecycle()
-        self._results = ResultTaker(self._lifecycle, self._counters)
+        self._swapping = Swapping(self._lifecycle, config, self._counters)
+        self._results = ResultTaker(self._lifecycle, self._counters, self._swapping)
         self._last_step = 0
         self.kv_feed = KvFeed(self._lifecycle, self._settle)
         self._checks = Checks(self._lifecycle, self._counters, self._settle)
@@ -80,6 +82,7 @@ class Scheduler:
         )
         self._lifecycle.session = session
         session.manager.index.log = self._lifecycle.kv_log
+        self._swapping.session_opened()
         for seq in self._lifecycle.waiting.sequences():
             refusal = refusal_of(seq.request, capacity, session.rows.max_rows)
             if refusal is not None:
@@ -162,7 +165,7 @@ class Scheduler:
         if session is None or len(session.in_flight) >= self._config.depth:
             return None
         self._set_clock(now)
-        admit = True
+        admit = session.host is None or not self._swapping.relieve(session, StepId(self._last_step + 1))
         while True:
             decodes = session.rows.decodes()
             openers = session.rows.without_room(decodes)  # they need one more block
@@ -170,9 +173,12 @@ class Scheduler:
             if needed <= session.manager.pool.available:
                 plan = self._plan(session, decodes, openers, admit)
                 if plan is not None or not session.rows.prefilling:
-                    return plan
+                    return plan or self._transfer_plan(session)
             if len(session.in_flight):
                 return None  # a stop in it may free what is missing
+            plan = self._transfer_plan(session)
+            if plan is not None:
+                return plan  # what is missing may be fenced
             self._free_blocks(session)
             admit = not session.rows.count  # none is admitted in a step that preempted, while others can run
 
@@ -195,9 +201,25 @@ class Scheduler:
         self._count(decodes, chunks)
         return plan
 
+    def _transfer_plan(self, session: Session) -> StepPlan | None:
+        """A step without rows, which ends all transfers, when nothing else would bring their
+        acknowledgement.
+        """
+        if session.host is None or not session.host.num_unacknowledged or len(session.in_flight):
+            return None
+        nobody = np.empty(0, np.int64)
+        step_id = StepId(self._last_step + 1)
+        self._last_step = step_id
+        plan = session.batch.build(step_id, nobody, [], session.manager.take_zero_blocks())
+        self._remember(session, plan, nobody, [])
+        self._counters.steps_transfer += 1
+        return plan
+
     def _prefill(self, session: Session, step_id: StepId, budget: int, admit: bool) -> list[Chunk]:
         waiting = self._lifecycle.waiting
-        work = PrefillPass(session, self._config, waiting, self._counters, self._ages, step_id)
+        work = PrefillPass(
+            session, self._config, waiting, self._counters, self._ages, self._swapping, step_id
+        )
         work.run(budget, admit)
         self._lifecycle.note_admitted(work.admitted)
         return list(work.chunks.values())
@@ -231,10 +253,7 @@ class Scheduler:
         if session.rows.count == 1:
             self._lifecycle.end(victim, FinishReason.KV_POOL)
             return
-        victim.preemptions += 1
-        victim.preempted_at = session.manager.pool.clock.now
-        self._counters.preemptions += 1
-        self._counters.preempted_tokens += int(session.rows.scheduled[victim.row])
+        self._swapping.recompute(session, victim)
         self._lifecycle.requeue(victim)
         self._end_if_outgrown(session, victim)
 
@@ -255,8 +274,10 @@ class Scheduler:
         return 0 if session is None else len(session.in_flight)
 
     def has_work(self) -> bool:
-        """Whether any sequence is live or any step in flight."""
-        return bool(self._lifecycle.live) or self.num_in_flight > 0
+        """Whether any sequence is live, any step in flight or any transfer not acknowledged."""
+        host = self._lifecycle.session.host if self._lifecycle.session is not None else None
+        transfers = host is not None and host.num_unacknowledged > 0
+        return bool(self._lifecycle.live) or self.num_in_flight > 0 or transfers
 
     def audit(self) -> Audit:
         """Checks the invariants of the whole state; costs a walk over all blocks."""
@@ -272,7 +293,7 @@ class Scheduler:
 
     def stats(self) -> PoolStats:
         self._settle()
-        return stats_of(self._lifecycle, self._counters, self._ages)
+        return stats_of(self._lifecycle, self._counters, self._ages, self._swapping.record)
 
     def pool_map(self) -> PoolMap:
         self._settle()

@@ -11,6 +11,7 @@ from enum import Enum
 import numpy as np
 
 from scheduler_svc.core.block_hash import UInt64Array
+from scheduler_svc.core.decisions import Decision
 from scheduler_svc.core.plan import Int32Array, NewRequest, SamplingParams, SeqId, branch_seed
 
 NO_ROW = -1
@@ -34,7 +35,7 @@ class Sequence:
 
     followers: the branches that wait for this one to compute the prompt; leader: the one that this waits for.
     keys: [n, 2] of the full blocks of `tokens`, hashed once; keys_of: the (fingerprint, block_size) they are
-    for.
+    for. decision: how it was preempted last, until what that cost is known.
     """
 
     request: NewRequest
@@ -53,6 +54,7 @@ class Sequence:
     followers: list["Sequence"] = field(default_factory=list)
     leader: "Sequence | None" = None
     blocks_saved: int = 0
+    decision: Decision | None = None
 
     @property
     def seq_id(self) -> SeqId:
@@ -77,7 +79,7 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class SequenceView:
     """A sequence as an inspector sees it. computed: tokens in the KV pool or on their way there. arrival:
-    seconds.
+    seconds. host_blocks: those that hold it while it is swapped out.
     """
 
     seq_id: SeqId
@@ -90,3 +92,4 @@ class SequenceView:
     preemptions: int
     priority: int
     arrival: float
+    host_blocks: int = 0

@@ -10,9 +10,11 @@ from scheduler_svc.core.ages import Ages
 from scheduler_svc.core.batch_builder import BatchBuilder
 from scheduler_svc.core.block_hash import HashFunction
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.host_tier import HostCopy, HostTier
 from scheduler_svc.core.in_flight import InFlight
-from scheduler_svc.core.plan import Capacity, SchedulerConfig
+from scheduler_svc.core.plan import Capacity, PreemptionMode, SchedulerConfig
 from scheduler_svc.core.rows import Rows
+from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.stats import Counters
 
 PREFILL_SHARE = 16
@@ -23,7 +25,8 @@ PREFILL_SHARE = 16
 class Blocked:
     """The sequence at the head of the queue that did not fit, so that it is not matched again in vain.
 
-    needed: blocks it lacked, hits on idle ones counted. num_published: of the index, at that time.
+    needed: blocks it lacked beside the reserve, hits on idle ones counted. num_published: of the index, at
+    that time.
     """
 
     arrival: int = -1
@@ -36,7 +39,9 @@ class Blocked:
 
 @dataclass(slots=True)
 class Session:
-    """budget: tokens of a step. applied: the last step whose answer was taken in."""
+    """budget: tokens of a step. applied: the last step whose answer was taken in. host: None where nothing is
+    ever swapped out.
+    """
 
     capacity: Capacity
     budget: int
@@ -46,6 +51,11 @@ class Session:
     in_flight: InFlight
     applied: int
     blocked: Blocked
+    host: HostTier | None
+
+    def copy_of(self, seq: Sequence) -> HostCopy | None:
+        """What the host tier holds of a waiting sequence."""
+        return None if self.host is None else self.host.copies.get(seq.seq_id)
 
     def release(self, row: int, *, zero: bool) -> None:
         """Ends a row's stay. zero: what it wrote is not to be trusted."""
@@ -77,4 +87,6 @@ def open_session(
     rows = Rows(max_rows, capacity.block_size)
     manager = BlockManager(capacity, config, rows, counters, ages, hash_block)
     batch = BatchBuilder(rows, budget)
-    return Session(capacity, budget, rows, manager, batch, InFlight(), applied, Blocked())
+    swaps = config.preemption is not PreemptionMode.RECOMPUTE and capacity.num_host_blocks > 0
+    host = HostTier(capacity.num_host_blocks) if swaps else None
+    return Session(capacity, budget, rows, manager, batch, InFlight(), applied, Blocked(), host)

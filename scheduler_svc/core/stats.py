@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.ages import Ages
+from scheduler_svc.core.decisions import PreemptionRecord
 from scheduler_svc.core.plan import Int32Array
 
 
@@ -28,6 +29,8 @@ class Counters:
     blocks_allocated: int = 0
     blocks_freed: int = 0
     blocks_evicted: int = 0
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
     prefix_lookup_tokens: int = 0
     prefix_hit_tokens: int = 0
     prefix_alignment_lost_tokens: int = 0
@@ -50,6 +53,7 @@ class Counters:
     steps_prefill: int = 0
     steps_decode: int = 0
     steps_mixed: int = 0
+    steps_transfer: int = 0
     steps_failed: int = 0
     rows_failed: int = 0
     odd_results: int = 0
@@ -66,6 +70,7 @@ class BlockState:
     FREE = 0
     EVICTABLE = 1
     ACTIVE = 2
+    FENCED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +89,8 @@ class PoolMap:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Gauges at one moment and copies of counters and ages. block_refs - blocks_active blocks are saved by
-    sharing.
+    """Gauges at one moment and copies of counters, ages and the record of preemptions. block_refs -
+    blocks_active blocks are saved by sharing. swapped: preempted sequences that the host tier holds.
     """
 
     counters: Counters
@@ -106,3 +111,7 @@ class PoolStats:
     in_flight: int = 0
     max_rows: int = 0
     ages: Ages = field(default_factory=Ages)
+    preemption: PreemptionRecord = field(default_factory=PreemptionRecord)
+    host_blocks: int = 0
+    host_blocks_free: int = 0
+    swapped: int = 0

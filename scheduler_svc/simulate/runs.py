@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from scheduler_svc.core.growth import RUNNING_PER_RESERVED_BLOCK
 from scheduler_svc.core.plan import SchedulerConfig
-from scheduler_svc.core.prefill import RUNNING_PER_RESERVED_BLOCK
 from scheduler_svc.simulate.arguments import CONTIGUOUS, MAX_SLOTS, Arguments
 from scheduler_svc.simulate.collector import Collector
 from scheduler_svc.simulate.readers import ReadOptions, load_encoder, read_trace

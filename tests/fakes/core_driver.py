@@ -46,6 +46,15 @@ class Sent:
     tokens: Int32Array
 
 
+@dataclass(frozen=True)
+class Times:
+    """What the worker measures, in seconds: each decode step, prefill token, and block moved."""
+
+    decode: float = 1e-3
+    prefill_token: float = 1e-4
+    moved_block: float = 1e-5
+
+
 class CoreDriver:
     """A Scheduler, its simulated worker, and everything delivered so far."""
 
@@ -60,8 +69,23 @@ class CoreDriver:
         vocab_size: int = VOCAB,
         ready: bool = True,
         make_core: Callable[[SchedulerConfig, HashFunction], Scheduler] = Scheduler,
+        host_blocks: int = 0,
+        times: Times = Times(),
     ) -> None:
-        self.capacity = Capacity(Epoch(1), "model", num_blocks, block_size, 4096, 256, max_model_len)
+        self.capacity = Capacity(
+            Epoch(1),
+            "model",
+            num_blocks,
+            block_size,
+            4096,
+            256,
+            max_model_len,
+            host_blocks,
+            1000 * block_size,
+        )
+        self.times = times
+        self.holds_transfers = False  # the worker acknowledges none until `acknowledge` or it must
+        self.swapped_out: set[int] = set()  # everybody that ever was
         self.vocab_size = vocab_size
         self.core = make_core(config or SchedulerConfig(), hash_block)
         self.requests: dict[int, NewRequest] = {}  # by branch, each as it would run alone
@@ -81,7 +105,9 @@ class CoreDriver:
     def worker_ready(self, capacity: Capacity | None = None) -> None:
         """A new worker with an empty pool, and a session with it."""
         self.capacity = replace(capacity or self.capacity, epoch=Epoch(self.capacity.epoch + 1))
-        self.kv = SimulatedKv(self.capacity.num_blocks, self.capacity.block_size, self.vocab_size)
+        self.kv = SimulatedKv(
+            self.capacity.num_blocks, self.capacity.block_size, self.vocab_size, self.capacity.num_host_blocks
+        )
         self.in_flight.clear()
         self.core.worker_ready(self.capacity)
         self.check()
@@ -149,7 +175,31 @@ class CoreDriver:
     def answer(self) -> TokenEvents:
         """The worker's oldest answer reaches the core."""
         sent = self.in_flight.popleft()
-        return self.apply(StepResult(sent.plan.step_id, sent.tokens))
+        return self.apply(self.result(sent, sent.tokens))
+
+    def result(
+        self, sent: Sent, tokens: Int32Array, failed_rows: tuple[tuple[int, str], ...] = ()
+    ) -> StepResult:
+        """The answer to a plan, with the transfers that are done by now: all of them, if it has no rows."""
+        assert self.kv is not None
+        host, plan, times = self.kv.host, sent.plan, self.times
+        done = [step for step in host.under_way if step <= plan.step_id]
+        if self.holds_transfers and len(plan.rows):
+            done = []
+        moved = 0
+        for step in done:
+            moved += len(next(old for old in self.plans if old.step_id == step).swap_out_pairs)
+            host.complete(step)
+        prefilled = int(plan.query_lens[plan.query_lens > 1].sum())
+        return StepResult(
+            plan.step_id,
+            tokens,
+            failed_rows,
+            acknowledged=tuple(map(StepId, done)),
+            forward_seconds=times.decode + times.prefill_token * prefilled,
+            block_move_seconds=times.moved_block * len(plan.swap_in_pairs),
+            transfer_seconds=times.moved_block * moved,
+        )
 
     def answer_failed(self, rows: Sequence[int]) -> TokenEvents:
         """The oldest answer, in which these rows failed; what they wrote is spoilt."""
@@ -164,7 +214,7 @@ class CoreDriver:
         ):
             if row in rows and not self._reused(row):
                 self.kv.poison(row, context_len - query_len)
-        return self.apply(StepResult(sent.plan.step_id, tokens, tuple((row, "NON_FINITE") for row in rows)))
+        return self.apply(self.result(sent, tokens, tuple((row, "NON_FINITE") for row in rows)))
 
     def fail_step(self) -> None:
         """The oldest step fails as a whole; the worker takes no plan until a new session."""
@@ -224,6 +274,7 @@ class CoreDriver:
     def check(self) -> None:
         """Takes the notices and audits the core."""
         notices = self.core.take_notices()
+        self.swapped_out |= {view.seq_id for view in self.core.sequences() if view.host_blocks}
         for admitted in notices.admitted:
             assert admitted.seq_id not in self.cached, f"{admitted.seq_id} admitted twice"
             self.cached[admitted.seq_id] = admitted.cached_prompt_tokens

@@ -31,9 +31,12 @@ RunContext = grpc.aio.ServicerContext[worker_pb2.RunRequest, worker_pb2.RunRespo
 
 @dataclass(frozen=True)
 class FakeSettings:
-    """What the fake says in its handshake. step_delay: seconds before each answer."""
+    """What the fake says in its handshake. step_delay: seconds before each answer. transfer_lag: steps until
+    a transfer out is done.
+    """
 
     num_blocks: int = 64
+    num_host_blocks: int = 0
     block_size: int = 16
     vocab_size: int = 384
     max_batch_tokens: int = 2048
@@ -42,6 +45,7 @@ class FakeSettings:
     model_fingerprint: str = "fake"
     eos_token_ids: tuple[int, ...] = ()
     step_delay: float = 0.0
+    transfer_lag: int = 0
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -68,6 +72,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.violations: list[str] = []
         self.sessions: list[int] = []
         self.reported_epoch: int | None = None  # what GetCapacity says instead of the live epoch
+        self.keeps_transfers = False  # acknowledges none, against the protocol
         self.faults: deque[Fault] = deque()
         self._scripts: list[tuple[Sequence[int], Sequence[int]]] = []
         self._server: grpc.aio.Server | None = None
@@ -142,6 +147,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             model_id="fake",
             model_fingerprint=s.model_fingerprint,
             num_blocks=s.num_blocks,
+            num_host_blocks=s.num_host_blocks,
             block_size=s.block_size,
             max_batch_tokens=s.max_batch_tokens,
             max_batch_seqs=s.max_batch_seqs,
@@ -170,7 +176,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     def _new_life(self) -> None:
         self.epoch = secrets.randbits(64)
-        self.kv = SimulatedKv(self.settings.num_blocks, self.settings.block_size, self.settings.vocab_size)
+        s = self.settings
+        self.kv = SimulatedKv(s.num_blocks, s.block_size, s.vocab_size, s.num_host_blocks)
         for prompt, tokens in self._scripts:
             self.kv.script(prompt, tokens)
         self._session = None
@@ -224,6 +231,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             tokens = self.kv.apply(plan)
             result.token_ids = tokens.astype("<i4").tobytes()
             session.logprobs.answer(message, plan, tokens, result)
+            self._acknowledge(plan, result)
         except ProtocolViolation as broken:
             expected = session.failed or (fault is not None and fault.kind in BEFORE_APPLY)
             session.failed = True
@@ -240,6 +248,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             return None
         messages, session.late = messages + session.late, []
         return messages
+
+    def _acknowledge(self, plan: DecodedPlan, result: worker_pb2.StepResult) -> None:
+        """Completes the transfers that are old enough; a plan without rows waits for all of them."""
+        oldest = plan.step_id - (self.settings.transfer_lag if len(plan.rows) else 0)
+        done = [step for step in self.kv.host.under_way if step <= oldest]
+        for step in done:
+            self.kv.host.complete(step)
+        if not self.keeps_transfers:
+            result.acknowledged_transfers = np.array(done, "<i4").tobytes()
+            result.transfer_seconds = 1e-5 * len(done)
 
     def _checked(self, session: _Session, message: worker_pb2.StepPlan, fault: Fault | None) -> DecodedPlan:
         """The decoded plan of a step that may run now. Raises ProtocolViolation."""

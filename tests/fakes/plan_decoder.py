@@ -45,6 +45,8 @@ class DecodedPlan:
     table_blocks: Int32Array
     zero_blocks: Int32Array
     copy_pairs: Int32Array
+    swap_out_pairs: Int32Array
+    swap_in_pairs: Int32Array
     rows: Int32Array
     query_lens: Int32Array
     context_lens: Int32Array
@@ -78,6 +80,8 @@ def decode_plan(message: worker_pb2.StepPlan, base_rows: Int32Array) -> DecodedP
         table_blocks=_array(message.table_blocks, "table_blocks"),
         zero_blocks=_array(message.block_ops.zero_blocks, "zero_blocks"),
         copy_pairs=_array(message.block_ops.copy_pairs, "copy_pairs").reshape(-1, 2),
+        swap_out_pairs=_array(message.block_ops.swap_out_pairs, "swap_out_pairs").reshape(-1, 2),
+        swap_in_pairs=_array(message.block_ops.swap_in_pairs, "swap_in_pairs").reshape(-1, 2),
         rows=rows,
         query_lens=query_lens,
         context_lens=context_lens,

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from scheduler_svc.core.plan import SamplingParams, SchedulerConfig, StepResult
+from scheduler_svc.core.plan import SamplingParams, SchedulerConfig
 from tests.fakes.core_driver import CoreDriver
 
 
@@ -73,7 +73,8 @@ class RandomRun:
             [chance.randrange(min(3, mix.vocab_size)) for _ in range(max(mix.lengths) + 1)]
             for _ in range(mix.texts)
         ]
-        self._names, self._weights = list(WEIGHTS), list(WEIGHTS.values())
+        weights = WEIGHTS | ({"hold_transfers": 3} if driver.capacity.num_host_blocks else {})
+        self._names, self._weights = list(weights), list(weights.values())
 
     def operate(self, count: int) -> None:
         """So many operations; one that cannot be done now is drawn anew."""
@@ -91,6 +92,7 @@ class RandomRun:
         stats = self.driver.core.stats()
         assert (stats.running, stats.waiting, stats.blocks_active, stats.block_refs) == (0, 0, 0, 0)
         assert stats.blocks_free + stats.blocks_evictable == stats.num_blocks
+        assert (stats.swapped, stats.host_blocks_free) == (0, stats.host_blocks)
 
     # Operations: True when done
 
@@ -147,14 +149,14 @@ class RandomRun:
             return False
         sent = self.driver.in_flight.popleft()
         kept = sent.tokens[: max(0, len(sent.tokens) - self.chance.randint(1, 3))]
-        self.driver.apply(StepResult(sent.plan.step_id, kept))
+        self.driver.apply(self.driver.result(sent, kept))
         return True
 
     def _wrong_order(self) -> bool:
         if len(self.driver.in_flight) < 2:
             return False
         later = self.driver.in_flight.pop()
-        self.driver.apply(StepResult(later.plan.step_id, later.tokens))
+        self.driver.apply(self.driver.result(later, later.tokens))
         self.driver.answer()
         return True
 
@@ -199,6 +201,10 @@ class RandomRun:
 
     def _flush(self) -> bool:
         self.driver.flush(self.chance.choice([None, *sorted(set(self.mix.namespaces))]))
+        return True
+
+    def _hold_transfers(self) -> bool:
+        self.driver.holds_transfers = not self.driver.holds_transfers
         return True
 
     def _recent(self) -> int | None:

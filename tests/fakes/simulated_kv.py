@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.fakes.plan_like import Int32Array, PlanLike, SetupLike
+from tests.fakes.simulated_host import BadTransfer, SimulatedHost
 from tests.fakes.token_hash import UInt64Array, digest_of, expected_tokens, next_token, pair_words
 
 __all__ = ["PlanLike", "ProtocolViolation", "SimulatedKv", "digest_of", "expected_tokens"]
@@ -44,13 +45,15 @@ class SimulatedKv:
     Raises ProtocolViolation on any broken rule.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, vocab_size: int, num_host_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.pool_positions = np.full((num_blocks, block_size), NEVER_WRITTEN, np.int32)
         self.pool_tokens = np.full((num_blocks, block_size), NEVER_WRITTEN, np.int32)
         self.pool_contexts = np.zeros((num_blocks, block_size), np.uint64)
+        content = (self.pool_positions, self.pool_tokens, self.pool_contexts)
+        self.host = SimulatedHost(num_host_blocks, content)
         self.scripts: dict[int, Sequence[int]] = {}
         self._rows: dict[int, _Row] = {}
 
@@ -65,6 +68,7 @@ class SimulatedKv:
     def drop_rows(self) -> None:
         """A new session: no row is known; what the pool holds stays and is nobody's."""
         self._rows.clear()
+        self.host.clear()
 
     def poison(self, number: int, start: int) -> None:
         """Spoils what a failed row wrote from position `start` on; who shares those blocks reads rubbish."""
@@ -81,8 +85,13 @@ class SimulatedKv:
     def apply(self, plan: PlanLike) -> Int32Array:
         """Obeys one plan and returns its sampled token ids [S]."""
         self._update_rows(plan)
-        self._zero(plan.zero_blocks)
-        self._copy(plan.copy_pairs)
+        try:
+            self.host.swap_out(plan.step_id, plan.swap_out_pairs)
+            self._zero(plan.zero_blocks)
+            self._copy(plan.copy_pairs)
+            self.host.swap_in(plan.swap_in_pairs)
+        except BadTransfer as broken:
+            raise ProtocolViolation(broken.field, str(broken)) from broken
         owners, starts = self._check_batch(plan)
         tokens = self._resolve_inputs(plan, owners)
         self._store(plan, owners, tokens)

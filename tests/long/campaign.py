@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from dataclasses import fields
 
 from scheduler_svc.core.block_hash import HashFunction, xxh3_128
-from scheduler_svc.core.plan import SchedulerConfig
+from scheduler_svc.core.plan import PreemptionMode, SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
-from tests.fakes.core_driver import CoreDriver
+from tests.fakes.core_driver import CoreDriver, Times
 from tests.fakes.core_log import Log, replayed
 from tests.fakes.failed_allocations import watched_admissions
 from tests.fakes.index_copy import IndexCopy, entries_now
@@ -45,6 +45,7 @@ def drawn_config(chance: random.Random, budgets: tuple[int, ...]) -> SchedulerCo
         max_num_seqs=chance.choice([16, 8, 8, 4, 2, 1]),
         max_prefill_chunk=chunk if chunk <= budget else 0,
         prefix_cache=chance.random() < 0.9,
+        preemption=chance.choice(list(PreemptionMode)),
     )
 
 
@@ -55,9 +56,12 @@ def run_campaign(seed: str, operations: int, block_size: int | None = None) -> C
     pools, model_len, lengths, budgets = _SHAPES[size]
     hash_block: HashFunction = weak_hash if chance.random() < 0.15 else xxh3_128
     log = Log() if hash_block is xxh3_128 and chance.random() < 0.12 else None
+    blocks = chance.choice(pools)
     driver = CoreDriver(
-        chance.choice(pools), size, drawn_config(chance, budgets), max_model_len=model_len,
+        blocks, size, drawn_config(chance, budgets), max_model_len=model_len,
         hash_block=hash_block, vocab_size=VOCAB, make_core=Scheduler if log is None else log.make_core,
+        host_blocks=chance.choice([0, blocks // 2, blocks, 4 * blocks]),
+        times=Times(moved_block=chance.choice([1e-5, 1e-2])),
     )  # fmt: skip
     outputs = (*SHORT_OUTPUTS, None) if size <= 16 else SHORT_OUTPUTS
     run = RandomRun(driver, chance, Mix(VOCAB, lengths=lengths, max_tokens=outputs))

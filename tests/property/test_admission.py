@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scheduler_svc.core.growth import promised_blocks
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.prefill import PrefillPass, promised_blocks
+from scheduler_svc.core.prefill import PrefillPass
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.session import Session

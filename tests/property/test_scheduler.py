@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 )
 
 from scheduler_svc.core.block_hash import HashFunction, xxh3_128
-from scheduler_svc.core.plan import FinishReason, SamplingParams, SchedulerConfig, StepResult
-from tests.fakes.core_driver import CoreDriver
+from scheduler_svc.core.plan import FinishReason, PreemptionMode, SamplingParams, SchedulerConfig
+from tests.fakes.core_driver import CoreDriver, Times
 
 VOCAB = 40
 SHARED = [[(base + 7 * i) % 3 for i in range(64)] for base in range(2)]
@@ -48,6 +48,7 @@ configs = st.builds(
     depth=st.sampled_from([2, 2, 1]),
     prefix_cache=st.sampled_from([True, True, True, False]),
     match_inside_blocks=st.sampled_from([True, True, False]),
+    preemption=st.sampled_from([PreemptionMode.SWAP, PreemptionMode.AUTO, PreemptionMode.RECOMPUTE]),
     hash_seed=st.just(b"seed"),
 )
 
@@ -59,6 +60,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         config=configs,
         max_model_len=st.sampled_from([60, 30]),
         hash_block=st.sampled_from([xxh3_128, xxh3_128, xxh3_128, xxh3_128, weak_hash, constant_hash]),
+        host_tokens=st.sampled_from([64, 16, 0, 200]),
+        times=st.sampled_from([Times(), Times(moved_block=1.0), Times(0.0, 0.0, 0.0)]),
     )
     def start(
         self,
@@ -67,6 +70,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         config: SchedulerConfig,
         max_model_len: int,
         hash_block: HashFunction,
+        host_tokens: int,
+        times: Times,
     ) -> None:
         self.driver = CoreDriver(
             num_tokens // block_size,
@@ -75,6 +80,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=max_model_len,
             hash_block=hash_block,
             vocab_size=VOCAB,
+            host_blocks=host_tokens // block_size,
+            times=times,
         )
 
     @rule(
@@ -111,6 +118,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(times):
             self.driver.step()
 
+    @precondition(lambda self: self.driver.capacity.num_host_blocks)
+    @rule(hold=st.booleans())
+    def hold_transfers(self, hold: bool) -> None:
+        self.driver.holds_transfers = hold
+
     @precondition(lambda self: self.driver.kv is not None)
     @rule(data=st.data())
     def answer_with_failed_rows(self, data: st.DataObject) -> None:
@@ -126,13 +138,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.driver.in_flight:
             sent = self.driver.in_flight.popleft()
             kept = sent.tokens[: max(0, len(sent.tokens) - missing)]
-            self.driver.apply(StepResult(sent.plan.step_id, kept))
+            self.driver.apply(self.driver.result(sent, kept))
 
     @precondition(lambda self: len(self.driver.in_flight) == 2)
     @rule()
     def answer_in_the_wrong_order(self) -> None:
         later = self.driver.in_flight.pop()
-        self.driver.apply(StepResult(later.plan.step_id, later.tokens))
+        self.driver.apply(self.driver.result(later, later.tokens))
         self.driver.answer()
 
     @rule(what=st.sampled_from(["odd answer", "odd answer", "odd answer", "step", "worker"]))
@@ -175,6 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.driver.finished.keys() == self.driver.requests.keys()
         stats = self.driver.core.stats()
         assert (stats.running, stats.waiting, stats.blocks_active, stats.block_refs) == (0, 0, 0, 0)
+        assert (stats.blocks_fenced, stats.swapped, stats.host_blocks_free) == (0, 0, stats.host_blocks)
         if all(finished.reason is not FinishReason.ABORTED for finished in self.driver.finished.values()):
             assert stats.counters.generated_tokens == sum(map(len, self.driver.outputs.values()))
 

@@ -15,6 +15,7 @@ from tests.fakes import plan_decoder
 ARRAYS = (
     "released_rows", "table_rows", "table_offsets", "table_blocks", "zero_blocks", "copy_pairs", "rows",
     "query_lens", "context_lens", "input_ids", "positions", "slot_mapping", "sample_positions", "sample_rows",
+    "swap_out_pairs", "swap_in_pairs",
 )  # fmt: skip
 ids = st.integers(0, 2**31 - 1)
 small = st.integers(0, 40)
@@ -85,6 +86,8 @@ def plans(draw: st.DrawFn, rows: list[int] | None = None) -> StepPlan:
         slot_mapping=ints([draw(ids) for _ in range(total)]),
         sample_positions=ints(sample_positions),
         sample_rows=ints(sample_rows),
+        swap_out_pairs=ints(draw(st.sampled_from([[], [1, 2], [3, 0, 1, 2**31 - 1]]))).reshape(-1, 2),
+        swap_in_pairs=ints(draw(st.sampled_from([[], [4, 5], [0, 3, 7, 1]]))).reshape(-1, 2),
     )
 
 

@@ -10,18 +10,23 @@ from scheduler_svc.core.plan import (
     Capacity,
     Epoch,
     FinishReason,
+    PreemptionMode,
     Refusal,
     SamplingParams,
     SchedulerConfig,
     SeqId,
     StepPlan,
-    StepResult,
 )
 from scheduler_svc.core.stats import BlockState
 from tests.fakes.core_driver import CoreDriver
 from tests.scenarios.datadriven import Command
 
-_STATES = {BlockState.FREE: "free", BlockState.EVICTABLE: "evictable", BlockState.ACTIVE: "active"}
+_STATES = {
+    BlockState.FREE: "free",
+    BlockState.EVICTABLE: "evictable",
+    BlockState.ACTIVE: "active",
+    BlockState.FENCED: "fenced",
+}
 
 
 class CoreScript:
@@ -39,12 +44,18 @@ class CoreScript:
     # Commands
 
     def do_worker(self, command: Command) -> str:
-        """worker blocks=8 block_size=4 [depth rows budget chunk watermark model_len cache inside]."""
-        numbers = {name: int(value) for name, value in command.options.items()}
-        blocks, size = numbers.pop("blocks"), numbers.pop("block_size")
+        """worker blocks=8 block_size=4 [depth rows budget chunk watermark model_len cache inside host
+        preemption].
+        """
+        options = dict(command.options)
+        preemption = PreemptionMode(options.pop("preemption", "auto"))
+        numbers = {name: int(value) for name, value in options.items()}
+        blocks, size, host = numbers.pop("blocks"), numbers.pop("block_size"), numbers.pop("host", 0)
         model_len = numbers.pop("model_len", 1000)
         if self._driver is not None:
-            self._driver.worker_ready(Capacity(Epoch(0), "model", blocks, size, 4096, 256, model_len))
+            self._driver.worker_ready(
+                Capacity(Epoch(0), "model", blocks, size, 4096, 256, model_len, host, 1000 * size)
+            )
             return ""
         config = SchedulerConfig(
             max_num_seqs=numbers.pop("rows", 8),
@@ -54,9 +65,10 @@ class CoreScript:
             depth=numbers.pop("depth", 2),
             prefix_cache=bool(numbers.pop("cache", 1)),
             match_inside_blocks=bool(numbers.pop("inside", 1)),
+            preemption=preemption,
         )
         assert not numbers, f"unknown options {numbers}"
-        self._driver = CoreDriver(blocks, size, config, max_model_len=model_len)
+        self._driver = CoreDriver(blocks, size, config, max_model_len=model_len, host_blocks=host)
         return ""
 
     def do_lost(self, command: Command) -> str:
@@ -117,7 +129,7 @@ class CoreScript:
             sent = driver.in_flight.popleft()
             given = int(command.options["tokens"])
             tokens = np.resize(sent.tokens, given) if given > len(sent.tokens) else sent.tokens[:given]
-            events = driver.apply(StepResult(sent.plan.step_id, tokens))
+            events = driver.apply(driver.result(sent, tokens))
         else:
             events = driver.answer()
         delivered = zip(
@@ -127,10 +139,27 @@ class CoreScript:
             f"{self._name(seq)} token {output_len}: {token}" for seq, token, output_len in delivered
         )
 
+    def do_transfers(self, command: Command) -> str:
+        """transfers hold|flow: whether the worker's answers leave out its acknowledgements."""
+        self._core.holds_transfers = command.words[0] == "hold"
+        return ""
+
+    def do_host(self, command: Command) -> str:
+        """host: the tier's blocks."""
+        stats = self._core.core.stats()
+        return f"{stats.host_blocks_free} of {stats.host_blocks} free, {stats.swapped} swapped out"
+
+    def do_decisions(self, command: Command) -> str:
+        """decisions: how often each mode was chosen, and why."""
+        counts = self._core.core.stats().preemption.counts
+        return (
+            "\n".join(f"{mode.value}, {why.value}: {n}" for (mode, why), n in counts.items() if n) or "none"
+        )
+
     def do_answer_later_first(self, command: Command) -> str:
         """answer-later-first: the younger of two answers arrives."""
         sent = self._core.in_flight.pop()
-        events = self._core.apply(StepResult(sent.plan.step_id, sent.tokens))
+        events = self._core.apply(self._core.result(sent, sent.tokens))
         return f"{len(events.seq_ids)} tokens delivered"
 
     def do_fail_step(self, command: Command) -> str:
@@ -156,6 +185,14 @@ class CoreScript:
         """run: until nothing is left to do."""
         return f"{self._core.run()} steps"
 
+    def do_steps(self, command: Command) -> str:
+        """steps N: as many times, fills the pipeline and takes in one answer."""
+        before = {seq_id: len(tokens) for seq_id, tokens in self._core.outputs.items()}
+        for _ in range(int(command.words[0])):
+            self._core.step()
+        grown = {seq_id: len(tokens) - before[seq_id] for seq_id, tokens in self._core.outputs.items()}
+        return "\n".join(f"{self._name(seq_id)}: {count} tokens" for seq_id, count in grown.items() if count)
+
     def do_pool(self, command: Command) -> str:
         """pool: every block."""
         pool = self._core.core.pool_map()
@@ -174,6 +211,7 @@ class CoreScript:
         lines = [
             f"{self._name(view.seq_id)} {view.state.value}: {view.computed} scheduled, "
             f"{view.output_len} delivered, blocks {self._blocks_of(view.seq_id)}"
+            + (f", {view.host_blocks} on the host" if view.host_blocks else "")
             for view in self._core.core.sequences()
         ]
         return "\n".join(lines) or "none"
@@ -227,9 +265,13 @@ class CoreScript:
         ]
         for row, offset, block in zip(plan.table_rows, plan.table_offsets, plan.table_blocks, strict=True):
             lines.append(f"  table of row {row}: block {block} at {offset}")
+        for device, host in plan.swap_out_pairs.tolist():
+            lines.append(f"  swap out block {device} to host block {host}")
         if len(plan.zero_blocks):
             lines.append(f"  zero blocks {_joined(plan.zero_blocks)}")
         lines += [f"  copy block {source} to {target}" for source, target in plan.copy_pairs.tolist()]
+        for host, device in plan.swap_in_pairs.tolist():
+            lines.append(f"  swap in block {device} from host block {host}")
         start = 0
         for row, query_len, context_len in zip(plan.rows, plan.query_lens, plan.context_lens, strict=True):
             part = slice(start, start + query_len)

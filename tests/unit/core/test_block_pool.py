@@ -74,3 +74,40 @@ def test_forgotten_content_makes_an_evictable_block_free_and_leaves_an_active_on
     pool.forget(ids(0, 1))
     assert (pool.num_free, pool.lru.count, pool.num_active) == (1, 0, 1)
     assert pool.free_blocks().tolist() == [0]
+
+
+def test_i2_a_pinned_block_is_fenced_when_nobody_holds_it_and_never_handed_out() -> None:
+    pool, _ = pool_of(3)
+    taken, _ = pool.take(3)
+    pool.cached[taken[:1]] = True
+    pool.pin(taken[:2])
+    pool.release(taken)
+    assert (pool.num_fenced, pool.available, pool.num_active) == (2, 1, 0)
+    assert pool.take(1)[0].tolist() == [2]
+    pool.unpin(taken[:2])
+    assert (pool.num_fenced, pool.num_free, pool.lru.count) == (0, 1, 1)
+
+
+def test_a_fenced_block_can_be_hit_and_its_acknowledgement_then_frees_nothing() -> None:
+    pool, _ = pool_of(2)
+    taken, _ = pool.take(2)
+    pool.cached[taken] = True
+    pool.pin(taken)
+    pool.release(taken)
+    assert pool.num_listed(taken) == 0
+    pool.share(taken[:1])
+    assert (pool.num_fenced, pool.num_active, pool.available) == (1, 1, 0)
+    pool.unpin(taken)
+    assert (pool.num_fenced, pool.num_active, pool.available) == (0, 1, 1)
+
+
+def test_a_fenced_block_whose_content_is_withdrawn_is_free_only_after_its_acknowledgement() -> None:
+    pool, _ = pool_of(1)
+    taken, _ = pool.take(1)
+    pool.cached[taken] = True
+    pool.pin(taken)
+    pool.release(taken)
+    pool.forget(taken)
+    assert (pool.num_fenced, pool.available) == (1, 0)
+    pool.unpin(taken)
+    assert (pool.num_free, pool.lru.count) == (1, 0)

@@ -30,10 +30,12 @@ from scheduler_svc.core.sequence import Sequence
 class Decoding:
     """`running` sequences in steady decode at depth 2, and `waiting` behind them."""
 
-    def __init__(self, running: int, waiting: int = 0, num_blocks: int = 4000, rows: int = 0) -> None:
+    def __init__(
+        self, running: int, waiting: int = 0, num_blocks: int = 4000, rows: int = 0, host_blocks: int = 0
+    ) -> None:
         config = SchedulerConfig(max_num_seqs=rows or running, max_num_batched_tokens=4096)
         self.core = Scheduler(config)
-        self.core.worker_ready(Capacity(Epoch(1), "model", num_blocks, 16, 4096, 1024, 4096))
+        self.core.worker_ready(Capacity(Epoch(1), "model", num_blocks, 16, 4096, 1024, 4096, host_blocks))
         self._next = 0
         for _ in range(running):
             self.add(3000)

@@ -77,6 +77,7 @@ def test_no_label_names_a_request_a_tenant_or_a_salt() -> None:
     }
     assert labels <= {
         "device", "state", "kind", "reason", "outcome", "mode", "tier", "source", "invariant", "le",
+        "direction",
         "kv_dtype", "layout", "model", "fingerprint",
     }  # fmt: skip
 

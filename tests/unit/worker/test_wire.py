@@ -69,8 +69,8 @@ def test_a_full_message_reads_as_the_plan_that_made_it() -> None:
         ("no_samples", worker_pb2.StepPlan(no_samples=True, sample_rows=pack(1))),
         ("sample_rows", worker_pb2.StepPlan(sample_positions=pack(1, 2), sample_rows=pack(1))),
         ("copy_pairs", worker_pb2.StepPlan(block_ops=worker_pb2.BlockOps(copy_pairs=pack(1)))),
-        ("swap_in_pairs", worker_pb2.StepPlan(block_ops=worker_pb2.BlockOps(swap_in_pairs=pack(1, 2)))),
-        ("swap_out_pairs", worker_pb2.StepPlan(block_ops=worker_pb2.BlockOps(swap_out_pairs=pack(1, 2)))),
+        ("swap_in_pairs", worker_pb2.StepPlan(block_ops=worker_pb2.BlockOps(swap_in_pairs=pack(1)))),
+        ("swap_out_pairs", worker_pb2.StepPlan(block_ops=worker_pb2.BlockOps(swap_out_pairs=pack(1)))),
         (
             "row_setups.sampling.logit_bias_ids",
             worker_pb2.StepPlan(

@@ -14,51 +14,51 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doctavo/worker/v1/worker.proto\x12\x10octavo.worker.v1\"\x14\n\x12GetCapacityRequest\"8\n\x0cKernelChoice\x12\n\n\x02op\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\"\xaa\x01\n\x0fMemoryBreakdown\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x03 \x01(\x04\x12\x18\n\x10\x61\x63tivation_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bgraph_bytes\x18\x05 \x01(\x04\x12\x12\n\npool_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bslack_bytes\x18\x07 \x01(\x04\"\xf7\x03\n\x13GetCapacityResponse\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x06\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x08 \x01(\r\x12\x16\n\x0emax_batch_seqs\x18\t \x01(\r\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\x0c \x01(\x04\x12\x10\n\x08kv_dtype\x18\r \x01(\t\x12\x11\n\tkv_layout\x18\x0e \x01(\t\x12/\n\x07kernels\x18\x0f \x03(\x0b\x32\x1e.octavo.worker.v1.KernelChoice\x12\x31\n\x06memory\x18\x10 \x01(\x0b\x32!.octavo.worker.v1.MemoryBreakdown\x12\x1c\n\x14tensor_parallel_size\x18\x11 \x01(\r\x12\x15\n\reos_token_ids\x18\x12 \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x13 \x01(\t\"t\n\nRunRequest\x12/\n\x05hello\x18\x01 \x01(\x0b\x32\x1e.octavo.worker.v1.SessionHelloH\x00\x12*\n\x04plan\x18\x02 \x01(\x0b\x32\x1a.octavo.worker.v1.StepPlanH\x00\x42\t\n\x07message\"\x7f\n\x0bRunResponse\x12\x35\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32!.octavo.worker.v1.SessionAcceptedH\x00\x12.\n\x06result\x18\x02 \x01(\x0b\x32\x1c.octavo.worker.v1.StepResultH\x00\x42\t\n\x07message\"R\n\x0cSessionHello\x12\x12\n\nsession_id\x18\x01 \x01(\x06\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x06\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\"U\n\x0fSessionAccepted\x12\x12\n\nsession_id\x18\x01 \x01(\x06\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x06\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\"\xe6\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12\x16\n\x0elogit_bias_ids\x18\t \x01(\x0c\x12\x19\n\x11logit_bias_values\x18\n \x03(\x02\x12\x16\n\x0esuppressed_ids\x18\x0b \x01(\x0c\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x98\x01\n\x08RowSetup\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .octavo.worker.v1.SamplingParams\x12\x12\n\nprompt_ids\x18\x04 \x01(\x0c\x12\x12\n\noutput_ids\x18\x05 \x01(\x0c\x12\x0f\n\x07grammar\x18\x06 \x01(\t\"b\n\x08\x42lockOps\x12\x16\n\x0eswap_out_pairs\x18\x01 \x01(\x0c\x12\x12\n\ncopy_pairs\x18\x02 \x01(\x0c\x12\x15\n\rswap_in_pairs\x18\x03 \x01(\x0c\x12\x13\n\x0bzero_blocks\x18\x04 \x01(\x0c\"\xee\x03\n\x08StepPlan\x12\x12\n\nsession_id\x18\x01 \x01(\x06\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x06\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x11\n\tbase_step\x18\x04 \x01(\x04\x12\x15\n\rreleased_rows\x18\x05 \x01(\x0c\x12.\n\nrow_setups\x18\x06 \x03(\x0b\x32\x1a.octavo.worker.v1.RowSetup\x12\x12\n\ntable_rows\x18\x07 \x01(\x0c\x12\x15\n\rtable_offsets\x18\x08 \x01(\x0c\x12\x14\n\x0ctable_blocks\x18\t \x01(\x0c\x12-\n\tblock_ops\x18\n \x01(\x0b\x32\x1a.octavo.worker.v1.BlockOps\x12\x0c\n\x04rows\x18\x0b \x01(\x0c\x12\x11\n\tsame_rows\x18\x0c \x01(\x08\x12\x12\n\nquery_lens\x18\r \x01(\x0c\x12\x14\n\x0c\x63ontext_lens\x18\x0e \x01(\x0c\x12\x11\n\tinput_ids\x18\x0f \x01(\x0c\x12\x11\n\tpositions\x18\x10 \x01(\x0c\x12\x14\n\x0cslot_mapping\x18\x11 \x01(\x0c\x12\x18\n\x10sample_positions\x18\x12 \x01(\x0c\x12\x13\n\x0bsample_rows\x18\x13 \x01(\x0c\x12\x12\n\nno_samples\x18\x14 \x01(\x08\x12\x13\n\x0btraceparent\x18\x15 \x01(\t\"]\n\nRowFailure\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x32\n\x06reason\x18\x02 \x01(\x0e\x32\".octavo.worker.v1.RowFailureReason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"R\n\x0bStepFailure\x12\x33\n\x06reason\x18\x01 \x01(\x0e\x32#.octavo.worker.v1.StepFailureReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"<\n\x08Logprobs\x12\r\n\x05width\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"c\n\x0ePromptLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12,\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1a.octavo.worker.v1.Logprobs\"\x90\x03\n\nStepResult\x12\x12\n\nsession_id\x18\x01 \x01(\x06\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x06\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12,\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1a.octavo.worker.v1.Logprobs\x12\x31\n\x0b\x66\x61iled_rows\x18\x06 \x03(\x0b\x32\x1c.octavo.worker.v1.RowFailure\x12.\n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x1d.octavo.worker.v1.StepFailure\x12\x17\n\x0f\x66orward_seconds\x18\x08 \x01(\x01\x12\x1a\n\x12\x62lock_move_seconds\x18\t \x01(\x01\x12\x13\n\x0bgap_seconds\x18\n \x01(\x01\x12\x1e\n\x16\x61\x63knowledged_transfers\x18\x0b \x01(\x0c\x12\x39\n\x0fprompt_logprobs\x18\x0c \x03(\x0b\x32 .octavo.worker.v1.PromptLogprobs*\x81\x01\n\x10RowFailureReason\x12\"\n\x1eROW_FAILURE_REASON_UNSPECIFIED\x10\x00\x12(\n$ROW_FAILURE_REASON_NON_FINITE_LOGITS\x10\x01\x12\x1f\n\x1bROW_FAILURE_REASON_INTERNAL\x10\x02*\xd2\x01\n\x11StepFailureReason\x12#\n\x1fSTEP_FAILURE_REASON_UNSPECIFIED\x10\x00\x12$\n STEP_FAILURE_REASON_INVALID_PLAN\x10\x01\x12%\n!STEP_FAILURE_REASON_STALE_SESSION\x10\x02\x12%\n!STEP_FAILURE_REASON_OUT_OF_MEMORY\x10\x03\x12$\n STEP_FAILURE_REASON_DEVICE_ERROR\x10\x04\x32\xb3\x01\n\rWorkerService\x12Z\n\x0bGetCapacity\x12$.octavo.worker.v1.GetCapacityRequest\x1a%.octavo.worker.v1.GetCapacityResponse\x12\x46\n\x03Run\x12\x1c.octavo.worker.v1.RunRequest\x1a\x1d.octavo.worker.v1.RunResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doctavo/worker/v1/worker.proto\x12\x10octavo.worker.v1\"\x14\n\x12GetCapacityRequest\"8\n\x0cKernelChoice\x12\n\n\x02op\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\"\xc3\x01\n\x0fMemoryBreakdown\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x03 \x01(\x04\x12\x18\n\x10\x61\x63tivation_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bgraph_bytes\x18\x05 \x01(\x04\x12\x12\n\npool_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bslack_bytes\x18\x07 \x01(\x04\x12\x17\n\x0fhost_pool_bytes\x18\x08 \x01(\x04\"\xf7\x03\n\x13GetCapacityResponse\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x06\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x08 \x01(\r\x12\x16\n\x0emax_batch_seqs\x18\t \x01(\r\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\x0c \x01(\x04\x12\x10\n\x08kv_dtype\x18\r \x01(\t\x12\x11\n\tkv_layout\x18\x0e \x01(\t\x12/\n\x07kernels\x18\x0f \x03(\x0b\x32\x1e.octavo.worker.v1.KernelChoice\x12\x31\n\x06memory\x18\x10 \x01(\x0b\x32!.octavo.worker.v1.MemoryBreakdown\x12\x1c\n\x14tensor_parallel_size\x18\x11 \x01(\r\x12\x15\n\reos_token_ids\x18\x12 \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x13 \x01(\t\"t\n\nRunRequest\x12/\n\x05hello\x18\x01 \x01(\x0b\x32\x1e.octavo.worker.v1.SessionHelloH\x00\x12*\n\x04plan\x18\x02 \x01(\x0b\x32\x1a.octavo.worker.v1.StepPlanH\x00\x42\t\n\x07message\"\x7f\n\x0bRunResponse\x12\x35\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32!.octavo.worker.v1.SessionAcceptedH\x00\x12.\n\x06result\x18\x02 \x01(\x0b\x32\x1c.octavo.worker.v1.StepResultH\x00\x42\t\n\x07message\"R\n\x0cSessionHello\x12\x12\n\nsession_id\x18\x01 \x01(\x06\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x06\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\"U\n\x0fSessionAccepted\x12\x12\n\nsession_id\x18\x01 \x01(\x06\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x06\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\"\xe6\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12\x16\n\x0elogit_bias_ids\x18\t \x01(\x0c\x12\x19\n\x11logit_bias_values\x18\n \x03(\x02\x12\x16\n\x0esuppressed_ids\x18\x0b \x01(\x0c\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x98\x01\n\x08RowSetup\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .octavo.worker.v1.SamplingParams\x12\x12\n\nprompt_ids\x18\x04 \x01(\x0c\x12\x12\n\noutput_ids\x18\x05 \x01(\x0c\x12\x0f\n\x07grammar\x18\x06 \x01(\t\"b\n\x08\x42lockOps\x12\x16\n\x0eswap_out_pairs\x18\x01 \x01(\x0c\x12\x12\n\ncopy_pairs\x18\x02 \x01(\x0c\x12\x15\n\rswap_in_pairs\x18\x03 \x01(\x0c\x12\x13\n\x0bzero_blocks\x18\x04 \x01(\x0c\"\xee\x03\n\x08StepPlan\x12\x12\n\nsession_id\x18\x01 \x01(\x06\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x06\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x11\n\tbase_step\x18\x04 \x01(\x04\x12\x15\n\rreleased_rows\x18\x05 \x01(\x0c\x12.\n\nrow_setups\x18\x06 \x03(\x0b\x32\x1a.octavo.worker.v1.RowSetup\x12\x12\n\ntable_rows\x18\x07 \x01(\x0c\x12\x15\n\rtable_offsets\x18\x08 \x01(\x0c\x12\x14\n\x0ctable_blocks\x18\t \x01(\x0c\x12-\n\tblock_ops\x18\n \x01(\x0b\x32\x1a.octavo.worker.v1.BlockOps\x12\x0c\n\x04rows\x18\x0b \x01(\x0c\x12\x11\n\tsame_rows\x18\x0c \x01(\x08\x12\x12\n\nquery_lens\x18\r \x01(\x0c\x12\x14\n\x0c\x63ontext_lens\x18\x0e \x01(\x0c\x12\x11\n\tinput_ids\x18\x0f \x01(\x0c\x12\x11\n\tpositions\x18\x10 \x01(\x0c\x12\x14\n\x0cslot_mapping\x18\x11 \x01(\x0c\x12\x18\n\x10sample_positions\x18\x12 \x01(\x0c\x12\x13\n\x0bsample_rows\x18\x13 \x01(\x0c\x12\x12\n\nno_samples\x18\x14 \x01(\x08\x12\x13\n\x0btraceparent\x18\x15 \x01(\t\"]\n\nRowFailure\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x32\n\x06reason\x18\x02 \x01(\x0e\x32\".octavo.worker.v1.RowFailureReason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"R\n\x0bStepFailure\x12\x33\n\x06reason\x18\x01 \x01(\x0e\x32#.octavo.worker.v1.StepFailureReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"<\n\x08Logprobs\x12\r\n\x05width\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"c\n\x0ePromptLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12,\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1a.octavo.worker.v1.Logprobs\"\xaa\x03\n\nStepResult\x12\x12\n\nsession_id\x18\x01 \x01(\x06\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x06\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12,\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1a.octavo.worker.v1.Logprobs\x12\x31\n\x0b\x66\x61iled_rows\x18\x06 \x03(\x0b\x32\x1c.octavo.worker.v1.RowFailure\x12.\n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x1d.octavo.worker.v1.StepFailure\x12\x17\n\x0f\x66orward_seconds\x18\x08 \x01(\x01\x12\x1a\n\x12\x62lock_move_seconds\x18\t \x01(\x01\x12\x13\n\x0bgap_seconds\x18\n \x01(\x01\x12\x1e\n\x16\x61\x63knowledged_transfers\x18\x0b \x01(\x0c\x12\x39\n\x0fprompt_logprobs\x18\x0c \x03(\x0b\x32 .octavo.worker.v1.PromptLogprobs\x12\x18\n\x10transfer_seconds\x18\r \x01(\x01*\x81\x01\n\x10RowFailureReason\x12\"\n\x1eROW_FAILURE_REASON_UNSPECIFIED\x10\x00\x12(\n$ROW_FAILURE_REASON_NON_FINITE_LOGITS\x10\x01\x12\x1f\n\x1bROW_FAILURE_REASON_INTERNAL\x10\x02*\xd2\x01\n\x11StepFailureReason\x12#\n\x1fSTEP_FAILURE_REASON_UNSPECIFIED\x10\x00\x12$\n STEP_FAILURE_REASON_INVALID_PLAN\x10\x01\x12%\n!STEP_FAILURE_REASON_STALE_SESSION\x10\x02\x12%\n!STEP_FAILURE_REASON_OUT_OF_MEMORY\x10\x03\x12$\n STEP_FAILURE_REASON_DEVICE_ERROR\x10\x04\x32\xb3\x01\n\rWorkerService\x12Z\n\x0bGetCapacity\x12$.octavo.worker.v1.GetCapacityRequest\x1a%.octavo.worker.v1.GetCapacityResponse\x12\x46\n\x03Run\x12\x1c.octavo.worker.v1.RunRequest\x1a\x1d.octavo.worker.v1.RunResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.worker.v1.worker_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_ROWFAILUREREASON']._serialized_start=3087
-  _globals['_ROWFAILUREREASON']._serialized_end=3216
-  _globals['_STEPFAILUREREASON']._serialized_start=3219
-  _globals['_STEPFAILUREREASON']._serialized_end=3429
+  _globals['_ROWFAILUREREASON']._serialized_start=3138
+  _globals['_ROWFAILUREREASON']._serialized_end=3267
+  _globals['_STEPFAILUREREASON']._serialized_start=3270
+  _globals['_STEPFAILUREREASON']._serialized_end=3480
   _globals['_GETCAPACITYREQUEST']._serialized_start=51
   _globals['_GETCAPACITYREQUEST']._serialized_end=71
   _globals['_KERNELCHOICE']._serialized_start=73
   _globals['_KERNELCHOICE']._serialized_end=129
   _globals['_MEMORYBREAKDOWN']._serialized_start=132
-  _globals['_MEMORYBREAKDOWN']._serialized_end=302
-  _globals['_GETCAPACITYRESPONSE']._serialized_start=305
-  _globals['_GETCAPACITYRESPONSE']._serialized_end=808
-  _globals['_RUNREQUEST']._serialized_start=810
-  _globals['_RUNREQUEST']._serialized_end=926
-  _globals['_RUNRESPONSE']._serialized_start=928
-  _globals['_RUNRESPONSE']._serialized_end=1055
-  _globals['_SESSIONHELLO']._serialized_start=1057
-  _globals['_SESSIONHELLO']._serialized_end=1139
-  _globals['_SESSIONACCEPTED']._serialized_start=1141
-  _globals['_SESSIONACCEPTED']._serialized_end=1226
-  _globals['_SAMPLINGPARAMS']._serialized_start=1229
-  _globals['_SAMPLINGPARAMS']._serialized_end=1587
-  _globals['_ROWSETUP']._serialized_start=1590
-  _globals['_ROWSETUP']._serialized_end=1742
-  _globals['_BLOCKOPS']._serialized_start=1744
-  _globals['_BLOCKOPS']._serialized_end=1842
-  _globals['_STEPPLAN']._serialized_start=1845
-  _globals['_STEPPLAN']._serialized_end=2339
-  _globals['_ROWFAILURE']._serialized_start=2341
-  _globals['_ROWFAILURE']._serialized_end=2434
-  _globals['_STEPFAILURE']._serialized_start=2436
-  _globals['_STEPFAILURE']._serialized_end=2518
-  _globals['_LOGPROBS']._serialized_start=2520
-  _globals['_LOGPROBS']._serialized_end=2580
-  _globals['_PROMPTLOGPROBS']._serialized_start=2582
-  _globals['_PROMPTLOGPROBS']._serialized_end=2681
-  _globals['_STEPRESULT']._serialized_start=2684
-  _globals['_STEPRESULT']._serialized_end=3084
-  _globals['_WORKERSERVICE']._serialized_start=3432
-  _globals['_WORKERSERVICE']._serialized_end=3611
+  _globals['_MEMORYBREAKDOWN']._serialized_end=327
+  _globals['_GETCAPACITYRESPONSE']._serialized_start=330
+  _globals['_GETCAPACITYRESPONSE']._serialized_end=833
+  _globals['_RUNREQUEST']._serialized_start=835
+  _globals['_RUNREQUEST']._serialized_end=951
+  _globals['_RUNRESPONSE']._serialized_start=953
+  _globals['_RUNRESPONSE']._serialized_end=1080
+  _globals['_SESSIONHELLO']._serialized_start=1082
+  _globals['_SESSIONHELLO']._serialized_end=1164
+  _globals['_SESSIONACCEPTED']._serialized_start=1166
+  _globals['_SESSIONACCEPTED']._serialized_end=1251
+  _globals['_SAMPLINGPARAMS']._serialized_start=1254
+  _globals['_SAMPLINGPARAMS']._serialized_end=1612
+  _globals['_ROWSETUP']._serialized_start=1615
+  _globals['_ROWSETUP']._serialized_end=1767
+  _globals['_BLOCKOPS']._serialized_start=1769
+  _globals['_BLOCKOPS']._serialized_end=1867
+  _globals['_STEPPLAN']._serialized_start=1870
+  _globals['_STEPPLAN']._serialized_end=2364
+  _globals['_ROWFAILURE']._serialized_start=2366
+  _globals['_ROWFAILURE']._serialized_end=2459
+  _globals['_STEPFAILURE']._serialized_start=2461
+  _globals['_STEPFAILURE']._serialized_end=2543
+  _globals['_LOGPROBS']._serialized_start=2545
+  _globals['_LOGPROBS']._serialized_end=2605
+  _globals['_PROMPTLOGPROBS']._serialized_start=2607
+  _globals['_PROMPTLOGPROBS']._serialized_end=2706
+  _globals['_STEPRESULT']._serialized_start=2709
+  _globals['_STEPRESULT']._serialized_end=3135
+  _globals['_WORKERSERVICE']._serialized_start=3483
+  _globals['_WORKERSERVICE']._serialized_end=3662
 # @@protoc_insertion_point(module_scope)

@@ -43,7 +43,7 @@ class KernelChoice(_message.Message):
     def __init__(self, op: _Optional[str] = ..., backend: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class MemoryBreakdown(_message.Message):
-    __slots__ = ("total_bytes", "budget_bytes", "weight_bytes", "activation_bytes", "graph_bytes", "pool_bytes", "slack_bytes")
+    __slots__ = ("total_bytes", "budget_bytes", "weight_bytes", "activation_bytes", "graph_bytes", "pool_bytes", "slack_bytes", "host_pool_bytes")
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class MemoryBreakdown(_message.Message):
     GRAPH_BYTES_FIELD_NUMBER: _ClassVar[int]
     POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
     SLACK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
     total_bytes: int
     budget_bytes: int
     weight_bytes: int
@@ -58,7 +59,8 @@ class MemoryBreakdown(_message.Message):
     graph_bytes: int
     pool_bytes: int
     slack_bytes: int
-    def __init__(self, total_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., pool_bytes: _Optional[int] = ..., slack_bytes: _Optional[int] = ...) -> None: ...
+    host_pool_bytes: int
+    def __init__(self, total_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., pool_bytes: _Optional[int] = ..., slack_bytes: _Optional[int] = ..., host_pool_bytes: _Optional[int] = ...) -> None: ...
 
 class GetCapacityResponse(_message.Message):
     __slots__ = ("worker_epoch", "protocol_version", "model_id", "model_fingerprint", "num_blocks", "num_host_blocks", "block_size", "max_batch_tokens", "max_batch_seqs", "max_model_len", "vocab_size", "bytes_per_block", "kv_dtype", "kv_layout", "kernels", "memory", "tensor_parallel_size", "eos_token_ids", "device")
@@ -283,7 +285,7 @@ class PromptLogprobs(_message.Message):
     def __init__(self, row: _Optional[int] = ..., first_position: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("session_id", "worker_epoch", "step_id", "token_ids", "logprobs", "failed_rows", "failure", "forward_seconds", "block_move_seconds", "gap_seconds", "acknowledged_transfers", "prompt_logprobs")
+    __slots__ = ("session_id", "worker_epoch", "step_id", "token_ids", "logprobs", "failed_rows", "failure", "forward_seconds", "block_move_seconds", "gap_seconds", "acknowledged_transfers", "prompt_logprobs", "transfer_seconds")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +298,7 @@ class StepResult(_message.Message):
     GAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     worker_epoch: int
     step_id: int
@@ -308,4 +311,5 @@ class StepResult(_message.Message):
     gap_seconds: float
     acknowledged_transfers: bytes
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, session_id: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., failed_rows: _Optional[_Iterable[_Union[RowFailure, _Mapping]]] = ..., failure: _Optional[_Union[StepFailure, _Mapping]] = ..., forward_seconds: _Optional[float] = ..., block_move_seconds: _Optional[float] = ..., gap_seconds: _Optional[float] = ..., acknowledged_transfers: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    transfer_seconds: float
+    def __init__(self, session_id: _Optional[int] = ..., worker_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., failed_rows: _Optional[_Iterable[_Union[RowFailure, _Mapping]]] = ..., failure: _Optional[_Union[StepFailure, _Mapping]] = ..., forward_seconds: _Optional[float] = ..., block_move_seconds: _Optional[float] = ..., gap_seconds: _Optional[float] = ..., acknowledged_transfers: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., transfer_seconds: _Optional[float] = ...) -> None: ...
