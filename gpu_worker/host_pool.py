@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpu_worker import host
 from gpu_worker.errors import SettingsError
 from gpu_worker.kv_pool import GIB, KvPool
 from gpu_worker.wire import Int32Array
@@ -80,6 +81,17 @@ def num_host_blocks(swap_space: float, bytes_per_block: int, free_bytes: int, he
             "raise --swap-space, or set it to 0"
         )
     return wanted // bytes_per_block
+
+
+def wanted_host_blocks(swap_space: float | None, is_shared: bool, bytes_per_block: int) -> int:
+    """Blocks of a host tier of swap_space GiB, or of the default, or of what free memory can spare.
+
+    is_shared: the KV pool lies in the host's memory too. Raises SettingsError as `num_host_blocks`.
+    """
+    free = host.memory()[1]
+    if swap_space is None:
+        swap_space = 0.0 if is_shared else min(DEFAULT_SWAP_SPACE, free / 4 / GIB)
+    return num_host_blocks(swap_space, bytes_per_block, free)
 
 
 def staging_bytes(bytes_per_block: int) -> int:
@@ -185,8 +197,10 @@ class CudaHostPool:
             for first, host_ids in self._chunks(pairs[:, 1]):
                 part = self._leaving[: len(host_ids)]
                 torch.index_select(self._device, 0, ids[first : first + len(host_ids)], out=part)
-                for at, host, count in _runs(host_ids):
-                    self._host[host : host + count].copy_(part[at : at + count], non_blocking=True)
+                for at, first_host, count in _runs(host_ids):
+                    self._host[first_host : first_host + count].copy_(
+                        part[at : at + count], non_blocking=True
+                    )
             end.record()
         ids.record_stream(self._out)
         with self._lock:
@@ -201,8 +215,10 @@ class CudaHostPool:
             part = buffer[: len(host_ids)]
             with torch.cuda.stream(self._in):
                 free.wait()
-                for at, host, count in _runs(host_ids):
-                    part[at : at + count].copy_(self._host[host : host + count], non_blocking=True)
+                for at, first_host, count in _runs(host_ids):
+                    part[at : at + count].copy_(
+                        self._host[first_host : first_host + count], non_blocking=True
+                    )
             compute.wait_stream(self._in)
             self._device.index_copy_(0, ids[first : first + len(host_ids)], part)
             free.record(compute)

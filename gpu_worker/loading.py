@@ -16,8 +16,8 @@ from gpu_worker.config import Settings
 from gpu_worker.device import DTYPES, Device, open_device
 from gpu_worker.errors import SettingsError
 from gpu_worker.grammars import GrammarCompiler
-from gpu_worker.host_pool import DEFAULT_SWAP_SPACE, num_host_blocks, open_host_pool, staging_bytes
-from gpu_worker.kv_pool import GIB, LAYOUT, KvPool, PoolRequest, PoolSize, bytes_per_block, size_pool
+from gpu_worker.host_pool import num_host_blocks, open_host_pool, staging_bytes, wanted_host_blocks
+from gpu_worker.kv_pool import LAYOUT, KvPool, PoolRequest, PoolSize, bytes_per_block, size_pool
 from gpu_worker.layer_choice import with_layers
 from gpu_worker.model_choice import choose
 from gpu_worker.model_runner import ModelRunner
@@ -87,17 +87,8 @@ def examine(settings: Settings) -> Examined:
     block_bytes = bytes_per_block(config, settings.block_size, dtype)
     return Examined(
         settings, files, config, device, dtype, why, kernels, max_model_len, block_bytes,
-        _host_blocks(settings, device, block_bytes), _obstacle_to_graphs(settings, device, kernels),
+        wanted_host_blocks(settings.swap_space, device.is_shared, block_bytes), _obstacle_to_graphs(settings, device, kernels),
     )  # fmt: skip
-
-
-def _host_blocks(settings: Settings, device: Device, block_bytes: int) -> int:
-    """Blocks of the host tier: what was asked for, else the default, or what free memory can spare."""
-    free = host.memory()[1]
-    wanted = settings.swap_space
-    if wanted is None:
-        wanted = 0.0 if device.is_shared else min(DEFAULT_SWAP_SPACE, free / 4 / GIB)
-    return num_host_blocks(wanted, block_bytes, free)
 
 
 def _obstacle_to_graphs(settings: Settings, device: Device, kernels: dispatch.Kernels) -> str:

@@ -244,6 +244,14 @@ class BlockManager:
             self.pool.forget(mine)
             self.zero_later(mine[self.pool.ref_count[mine] == 0])
 
+    def distrust(self, blocks: Int32Array) -> None:
+        """A stay that has ended left these blocks, its table; what it wrote last is not right after all."""
+        tail = blocks[-1:]
+        if len(tail) and self.pool.cached[tail[0]] and self.index.fill[tail[0]] < self.block_size:
+            self.index.remove(tail)
+            self.pool.forget(tail)
+        self.zero_later(blocks[(self.pool.ref_count[blocks] == 0) & ~self.pool.cached[blocks]])
+
     def zero_later(self, blocks: Int32Array) -> None:
         """The next plan zeroes these free blocks."""
         if len(blocks):

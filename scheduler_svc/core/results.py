@@ -165,11 +165,10 @@ class ResultTaker:
 
     def _distrust_copy(self, session: Session, seq: Sequence) -> None:
         """What the host tier holds of it, if it does, is given up, and what it left on the device zeroed."""
-        copy, pool = session.copy_of(seq), session.manager.pool
+        copy = session.copy_of(seq)
         if copy is not None and session.host is not None:
             session.host.discard(seq.seq_id)
-            left = (pool.ref_count[copy.device] == 0) & ~pool.cached[copy.device]
-            session.manager.zero_later(copy.device[left])
+            session.manager.distrust(copy.device)
 
     def _fail_step(self, session: Session, step: Step, reason: str) -> None:
         """Ends the step's sequences and voids the session: the worker takes no plan until a new one."""

@@ -68,7 +68,7 @@ class Scheduler:
         self._lifecycle = Lifecycle()
         self._swapping = Swapping(self._lifecycle, config, self._counters)
         self._results = ResultTaker(self._lifecycle, self._counters, self._swapping)
-        self._last_step = 0
+        self._last_step = StepId(0)
         self.kv_feed = KvFeed(self._lifecycle, self._settle)
         self._checks = Checks(self._lifecycle, self._counters, self._settle)
 
@@ -194,12 +194,7 @@ class Scheduler:
             chunks = self._prefill(session, step_id, session.budget - len(decodes), admit)
         if not len(decodes) and not chunks:
             return None
-        self._last_step = step_id
-        plan = session.batch.build(step_id, decodes, chunks, session.manager.take_zero_blocks())
-        session.manager.copies.let_go()
-        self._remember(session, plan, decodes, chunks)
-        self._count(decodes, chunks)
-        return plan
+        return self._emit(session, decodes, chunks)
 
     def _transfer_plan(self, session: Session) -> StepPlan | None:
         """A step without rows, which ends all transfers, when nothing else would bring their
@@ -207,12 +202,15 @@ class Scheduler:
         """
         if session.host is None or not session.host.num_unacknowledged or len(session.in_flight):
             return None
-        nobody = np.empty(0, np.int64)
-        step_id = StepId(self._last_step + 1)
-        self._last_step = step_id
-        plan = session.batch.build(step_id, nobody, [], session.manager.take_zero_blocks())
-        self._remember(session, plan, nobody, [])
-        self._counters.steps_transfer += 1
+        return self._emit(session, np.empty(0, np.int64), [])
+
+    def _emit(self, session: Session, decodes: Int64Array, chunks: list[Chunk]) -> StepPlan:
+        self._last_step = StepId(self._last_step + 1)
+        zero_blocks = session.manager.take_zero_blocks()
+        plan = session.batch.build(self._last_step, decodes, chunks, zero_blocks)
+        session.manager.copies.let_go()
+        self._remember(session, plan, decodes, chunks)
+        self._count(decodes, chunks)
         return plan
 
     def _prefill(self, session: Session, step_id: StepId, budget: int, admit: bool) -> list[Chunk]:
@@ -240,7 +238,9 @@ class Scheduler:
         session.in_flight.push(step)
 
     def _count(self, decodes: Int64Array, chunks: list[Chunk]) -> None:
-        if not chunks:
+        if not chunks and not len(decodes):
+            self._counters.steps_transfer += 1
+        elif not chunks:
             self._counters.steps_decode += 1
         elif len(decodes):
             self._counters.steps_mixed += 1

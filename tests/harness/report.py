@@ -29,12 +29,15 @@ def table(verdict: Verdict, outcomes: Sequence[Outcome]) -> str:
     """Markdown: a row a setting, then the verdict and its ties."""
     lines = [
         f"## {verdict.family}",
-        "| setting | requests | tokens | preemptions | cached tokens | kills | seconds |",
-        "|---|---|---|---|---|---|---|",
+        "| setting | requests | tokens | preemptions | blocks swapped in | cached tokens | kills | seconds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for one in outcomes:
         tokens = sum(len(output) for output in one.outputs)
-        counts = (len(one.outputs), tokens, one.preemptions, one.cached, one.kills, f"{one.seconds:.0f}")
+        seconds = f"{one.seconds:.0f}"
+        counts = (
+            len(one.outputs), tokens, one.preemptions, one.swapped_in, one.cached, one.kills, seconds,
+        )  # fmt: skip
         lines.append(f"| {one.setting.name} | {' | '.join(map(str, counts))} |")
     lines += [
         "",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.v1 import inference_pb2 as pb
+from tests.e2e.metrics import scrape
 from tests.e2e.processes import Processes, ServiceProcess
 from tests.e2e.service import Reply, Service
 from tests.harness.settings import Setting
@@ -22,7 +23,7 @@ WORKER_MODULE = "gpu_worker"
 class Plant:
     """What a family runs on. Pools in blocks; the small one holds any one sequence, but not three.
 
-    chunk: prefill tokens of a row in a step when chunked.
+    chunk: prefill tokens of a row in a step when chunked. swap_space: GiB of the host tier.
     """
 
     model: Path
@@ -33,6 +34,7 @@ class Plant:
     chunk: int
     flags: tuple[str, ...] = ()
     device: str = "cpu"
+    swap_space: float = 0.25
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Outcome:
     kills: int
     seconds: float
     replies: list[Reply] = field(default_factory=list)
+    swapped_in: int = 0
 
 
 @dataclass
@@ -55,18 +58,19 @@ class Runner:
     processes: Processes
     plant: Plant
     module: str = WORKER_MODULE
-    _workers: dict[bool, ServiceProcess] = field(default_factory=dict)
+    _workers: dict[tuple[bool, bool], ServiceProcess] = field(default_factory=dict)
 
     async def run(self, setting: Setting, requests: Sequence[pb.GenerateRequest], rounds: int = 1) -> Outcome:
         """All requests, `rounds` times over; later rounds hit what earlier ones left in the cache."""
         started = time.monotonic()
-        worker = self._worker(setting.small_pool)
+        worker = self._worker(setting)
         flags = setting.scheduler_flags(self.plant.chunk)
         scheduler = self.processes.scheduler(self.plant.model, worker.address, *flags)
         try:
             async with Service(scheduler.address) as service:
                 await service.wait_ready(timeout=120)
                 replies = await self._ask(service, setting, requests, rounds)
+            samples = await asyncio.to_thread(scrape, _metrics_url(scheduler))
         finally:
             scheduler.stop()
         return Outcome(
@@ -77,6 +81,7 @@ class Runner:
             int(setting.killed),
             time.monotonic() - started,
             replies,
+            int(samples['octavo_kv_block_moves_total{direction="in"}']),
         )
 
     async def _ask(
@@ -104,18 +109,21 @@ class Runner:
         due = sum(message.stopping.max_tokens for message in requests) // 3
         while sum(len(reply.tokens) for reply in replies) < due:  # noqa: ASYNC110  the replies fill up elsewhere
             await asyncio.sleep(0.002)
-        await asyncio.to_thread(self._replace_worker, setting.small_pool)
+        await asyncio.to_thread(self._replace_worker, setting)
 
-    def _replace_worker(self, small_pool: bool) -> None:
-        self._workers.pop(small_pool).kill()
-        self._worker(small_pool)
+    def _replace_worker(self, setting: Setting) -> None:
+        self._workers.pop((setting.small_pool, setting.swaps)).kill()
+        self._worker(setting)
 
-    def _worker(self, small_pool: bool) -> ServiceProcess:
-        if small_pool not in self._workers:
+    def _worker(self, setting: Setting) -> ServiceProcess:
+        kind = (setting.small_pool, setting.swaps)
+        if kind not in self._workers:
             plant = self.plant
-            blocks = plant.small_blocks if small_pool else plant.ample_blocks
-            address = f"unix:{self.processes.folder}/{'small' if small_pool else 'ample'}.sock"
+            blocks = plant.small_blocks if setting.small_pool else plant.ample_blocks
+            name = ("small" if setting.small_pool else "ample") + ("-swap" if setting.swaps else "")
+            address = f"unix:{self.processes.folder}/{name}.sock"
             flags = ["--block-size", str(plant.block_size), "--num-blocks", str(blocks), *plant.flags]
+            flags += ["--swap-space", str(plant.swap_space if setting.swaps else 0)]
             fixed = [
                 "--device",
                 plant.device,
@@ -127,5 +135,9 @@ class Runner:
                 "0",
             ]
             arguments = [self.module, "--model", str(plant.model), "--listen", address, *fixed, *flags]
-            self._workers[small_pool] = self.processes.start("worker", *arguments)
-        return self._workers[small_pool]
+            self._workers[kind] = self.processes.start("worker", *arguments)
+        return self._workers[kind]
+
+
+def _metrics_url(scheduler: ServiceProcess) -> str:
+    return f"http://127.0.0.1:{scheduler.serving['metrics_port']}/metrics"

@@ -1,4 +1,4 @@
-"""The settings under which the same prompts must give the same tokens, eight of them for six switches.
+"""The settings under which the same prompts must give the same tokens, eight of them for seven switches.
 
 Owns the covering array and what each switch means as flags; knows no process. Invariant: for every two
 switches, all four combinations occur (an orthogonal array of strength 2; Rao, 1947).
@@ -10,7 +10,9 @@ from itertools import combinations, product
 
 @dataclass(frozen=True)
 class Setting:
-    """crowd: all prompts at once, else one after the other. killed: the worker gets kill -9 midway."""
+    """crowd: all prompts at once, else one after the other. killed: the worker gets kill -9 midway. swaps:
+    the worker has a host tier and who gives way is swapped out, else computed again.
+    """
 
     crowd: bool
     cache: bool
@@ -18,6 +20,7 @@ class Setting:
     small_pool: bool
     depth_two: bool
     killed: bool
+    swaps: bool
 
     @property
     def name(self) -> str:
@@ -28,12 +31,14 @@ class Setting:
             "small pool" if self.small_pool else "ample pool",
             "depth 2" if self.depth_two else "depth 1",
             "worker killed" if self.killed else "calm",
+            "swap" if self.swaps else "recompute",
         )
         return ", ".join(words)
 
     def scheduler_flags(self, chunk: int) -> list[str]:
         """Flags of the scheduler; chunk: new tokens of a row in a step when chunked."""
         flags = ["--depth", "2" if self.depth_two else "1", "--worker-grace-seconds", "300"]
+        flags += ["--preemption", "swap" if self.swaps else "recompute"]
         if not self.cache:
             flags.append("--no-prefix-cache")
         if self.chunked:
@@ -43,7 +48,7 @@ class Setting:
 
 def covering_settings() -> list[Setting]:
     """The eight rows, calm and ample ones first, so that workers can be shared."""
-    rows = [Setting(a, b, a ^ b, c, a ^ c, b ^ c) for a, b, c in product((True, False), repeat=3)]
+    rows = [Setting(a, b, a ^ b, c, a ^ c, b ^ c, a ^ b ^ c) for a, b, c in product((True, False), repeat=3)]
     return sorted(rows, key=lambda row: (row.killed, row.small_pool, not row.crowd))
 
 

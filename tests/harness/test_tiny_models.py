@@ -78,10 +78,11 @@ def compare(plant: Plant, family: str, settings: list[Setting], processes: Proce
 
 
 def assert_setting_was_real(outcome: Outcome) -> None:
-    """The small pool preempted, the cache was hit or not at all."""
+    """The small pool preempted, by swap where it was to; the cache was hit or not at all."""
     setting = outcome.setting
     if setting.crowd and setting.small_pool:
         assert outcome.preemptions > 0, setting.name
+        assert (outcome.swapped_in > 0) == setting.swaps, setting.name
     assert (outcome.cached > 0) == setting.cache, setting.name
 
 
