@@ -87,7 +87,8 @@ def examine(settings: Settings) -> Examined:
     block_bytes = bytes_per_block(config, settings.block_size, dtype)
     return Examined(
         settings, files, config, device, dtype, why, kernels, max_model_len, block_bytes,
-        wanted_host_blocks(settings.swap_space, device.is_shared, block_bytes), _obstacle_to_graphs(settings, device, kernels),
+        wanted_host_blocks(settings.swap_space, device.is_shared, block_bytes),
+        _obstacle_to_graphs(settings, device, kernels),
     )  # fmt: skip
 
 

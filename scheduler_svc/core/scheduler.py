@@ -200,7 +200,7 @@ class Scheduler:
         """A step without rows, which ends all transfers, when nothing else would bring their
         acknowledgement.
         """
-        if session.host is None or not session.host.num_unacknowledged or len(session.in_flight):
+        if not session.transfers or len(session.in_flight):
             return None
         return self._emit(session, np.empty(0, np.int64), [])
 
@@ -210,7 +210,7 @@ class Scheduler:
         plan = session.batch.build(self._last_step, decodes, chunks, zero_blocks)
         session.manager.copies.let_go()
         self._remember(session, plan, decodes, chunks)
-        self._count(decodes, chunks)
+        self._counters.count_step(len(decodes), len(chunks))
         return plan
 
     def _prefill(self, session: Session, step_id: StepId, budget: int, admit: bool) -> list[Chunk]:
@@ -236,16 +236,6 @@ class Scheduler:
             decodes[full], plan.context_lens[full], chunks,
         )  # fmt: skip
         session.in_flight.push(step)
-
-    def _count(self, decodes: Int64Array, chunks: list[Chunk]) -> None:
-        if not chunks and not len(decodes):
-            self._counters.steps_transfer += 1
-        elif not chunks:
-            self._counters.steps_decode += 1
-        elif len(decodes):
-            self._counters.steps_mixed += 1
-        else:
-            self._counters.steps_prefill += 1
 
     def _free_blocks(self, session: Session) -> None:
         """Nothing is in flight and blocks are missing: the worst-placed sequence gives way."""
@@ -275,9 +265,8 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Whether any sequence is live, any step in flight or any transfer not acknowledged."""
-        host = self._lifecycle.session.host if self._lifecycle.session is not None else None
-        transfers = host is not None and host.num_unacknowledged > 0
-        return bool(self._lifecycle.live) or self.num_in_flight > 0 or transfers
+        session = self._lifecycle.session
+        return bool(self._lifecycle.live) or self.num_in_flight > 0 or bool(session and session.transfers)
 
     def audit(self) -> Audit:
         """Checks the invariants of the whole state; costs a walk over all blocks."""

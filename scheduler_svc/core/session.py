@@ -53,6 +53,11 @@ class Session:
     blocked: Blocked
     host: HostTier | None
 
+    @property
+    def transfers(self) -> int:
+        """Steps whose transfers out have not been acknowledged."""
+        return 0 if self.host is None else self.host.num_unacknowledged
+
     def copy_of(self, seq: Sequence) -> HostCopy | None:
         """What the host tier holds of a waiting sequence."""
         return None if self.host is None else self.host.copies.get(seq.seq_id)

@@ -60,6 +60,17 @@ class Counters:
     odd_rows: int = 0
     worker_losses: int = 0
 
+    def count_step(self, decodes: int, chunks: int) -> None:
+        """A step with so many rows that decode and prefills; with none it only waits for transfers."""
+        if not chunks and not decodes:
+            self.steps_transfer += 1
+        elif not chunks:
+            self.steps_decode += 1
+        elif decodes:
+            self.steps_mixed += 1
+        else:
+            self.steps_prefill += 1
+
     def copy(self) -> "Counters":
         return Counters(*(getattr(self, f.name) for f in fields(self)))
 
