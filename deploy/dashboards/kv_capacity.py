@@ -151,6 +151,35 @@ DASHBOARD = Dashboard(
             quantiles("octavo_preempted_seconds"),
         ),
         Panel(
+            "Host tier", "short", "octavo_kv_host_blocks by state against octavo_kv_host_blocks_capacity.",
+            (
+                ("{{state}}", "sum by (state) (octavo_kv_host_blocks)"),
+                ("capacity", "sum(octavo_kv_host_blocks_capacity)"),
+            ),
+        ),
+        Panel(
+            "Swap traffic", "Bps", "octavo_kv_swap_bytes_total by direction.",
+            (("{{direction}}", rate("octavo_kv_swap_bytes_total", by="direction")),),
+        ),
+        Panel(
+            "Blocks swapped", "ops", "octavo_kv_block_moves_total by direction.",
+            (("{{direction}}", rate("octavo_kv_block_moves_total", by="direction")),),
+        ),
+        Panel(
+            "Cost of preemptions", "short",
+            "Seconds a second: octavo_preemption_cost_seconds_total and octavo_preemption_estimated_seconds_"
+            "total, by mode.",
+            (
+                ("cost: {{mode}}", rate("octavo_preemption_cost_seconds_total", by="mode")),
+                ("estimate: {{mode}}", rate("octavo_preemption_estimated_seconds_total", by="mode")),
+            ),
+        ),
+        Panel(
+            "Error of the estimate", "percentunit",
+            "Quantiles of octavo_preemption_estimate_error_ratio: how far it was from the cost.",
+            quantiles("octavo_preemption_estimate_error_ratio"),
+        ),
+        Panel(
             "The pool", "short", "octavo_kv_config_info: how the pool is built, 1 for each kind.",
             (("{{model}}, {{kv_dtype}}", "max by (model, kv_dtype, layout) (octavo_kv_config_info)"),),
         ),
