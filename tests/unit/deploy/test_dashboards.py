@@ -53,7 +53,7 @@ def test_an_expression_asks_for_metrics_that_exist(expression: str) -> None:
 def test_every_metric_of_both_services_is_on_a_panel() -> None:
     asked = set(re.findall(r"octavo_\w+", " ".join(QUERIES)))
     missing = {metric for metric, samples in exported().items() if not samples & asked}
-    assert not missing
+    assert not missing, "put them on a panel (deploy/dashboards), then run its module and tools.metrics_docs"
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: str(dashboard.uid))
