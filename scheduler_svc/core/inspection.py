@@ -69,8 +69,10 @@ def pool_map_of(session: Session | None) -> PoolMap:
     fill = np.where(pool.cached, session.manager.index.fill, 0).astype(np.int32)
     for seq in rows.running():
         table = rows.blocks_of(seq.row)
-        filled = np.clip(rows.scheduled[seq.row] - np.arange(len(table), dtype=np.int32) * size, 0, size)
-        fill[table] = np.maximum(fill[table], filled)
+        full, rest = divmod(int(rows.scheduled[seq.row]), size)
+        fill[table[:full]] = size
+        if rest:
+            fill[table[full]] = max(rest, fill[table[full]])
     return PoolMap(state, pool.ref_count.copy(), fill, pool.cached.astype(np.uint8))
 
 

@@ -70,9 +70,10 @@ def picture_of(lifecycle: Lifecycle, max_tables: int, max_sequences: int) -> Poo
     if session is None:
         return PoolPicture(pool_map, owner, owner.copy(), tables, listed)
     rows = session.rows
-    for seq in reversed(rows.running()):
+    running = rows.running()
+    for seq in reversed(running):
         owner[rows.blocks_of(seq.row)] = seq.seq_id
-    for seq in rows.running()[:max_tables]:
+    for seq in running[:max_tables]:
         tables[seq.seq_id] = rows.blocks_of(seq.row).copy()
     content = session.manager.index.uids[: len(owner)].copy()
     return PoolPicture(pool_map, owner, content, tables, listed)

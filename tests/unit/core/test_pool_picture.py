@@ -46,6 +46,10 @@ def test_owners_contents_and_tables_agree_with_the_pool_at_every_step() -> None:
                 (seq_id, at) for seq_id, table in running.items() for at, b in enumerate(table) if b == block
             ]
             assert sorted(view(core, block).holders) == sorted(holders)
+            held = [min(4, max(0, views[seq_id].computed - 4 * at)) for seq_id, at in holders]
+            fill, cached = int(found.map.fill[block]), bool(found.map.cached[block])
+            assert fill >= max(held, default=0)
+            assert cached or fill == max(held, default=0)
     assert shared >= 2
     assert list(core.core.pool_picture(0, 0).tables) == []
 
