@@ -258,11 +258,13 @@ class BlockManager:
             self._zero.append(blocks)
 
     def take_zero_blocks(self) -> Int32Array:
-        """[n] the blocks to zero in this plan, each once."""
+        """[n] the blocks to zero in this plan, each once; a fenced one only when its transfer is done."""
         if not self._zero:
             return np.empty(0, np.int32)
-        blocks, self._zero = np.unique(np.concatenate(self._zero)), []
-        return blocks
+        blocks = np.unique(np.concatenate(self._zero))
+        fenced = self.pool.pins[blocks] > 0
+        self._zero = [blocks[fenced]] if fenced.any() else []
+        return blocks[~fenced]
 
     def _take(self, count: int) -> Int32Array:
         blocks, evicted = self.pool.take(count)

@@ -21,7 +21,7 @@ class HostCopy:
     """Tokens [0, computed) of a sequence in these host blocks, moved there from these device blocks.
 
     done: its transfer was acknowledged. wanted: False once its sequence has ended, or what it holds is not to
-    be trusted. seconds: what the transfer took at the worker.
+    be trusted. seconds: what the transfer took at the worker. flushed: what it holds is not to be found.
     """
 
     blocks: Int32Array
@@ -30,6 +30,7 @@ class HostCopy:
     done: bool = False
     wanted: bool = True
     seconds: float = 0.0
+    flushed: bool = False
 
 
 class HostTier:

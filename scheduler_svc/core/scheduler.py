@@ -148,6 +148,7 @@ class Scheduler:
         if session is None:
             return 0
         forgotten = session.manager.flush(namespace)
+        self._swapping.flushed(session, namespace)
         self._counters.prefix_flushed_blocks += forgotten
         return forgotten
 

@@ -95,9 +95,14 @@ class Swapping:
         return not session.rows.left[seq.row] and seq.row not in session.rows.prefilling
 
     def _is_worth_it(self, session: Session, victim: Sequence) -> bool:
-        """A leader of branches is not: what it computes is theirs too, and only the fork gives them rows."""
-        held = int(session.rows.num_blocks[victim.row])
-        return held > 0 and not victim.followers and not self._ends(session, victim)
+        """A leader of branches is not: what it computes is theirs too, and only the fork gives them rows. Nor
+        is one that could never come back, for with what is in flight it is larger than the pool.
+        """
+        rows, row = session.rows, victim.row
+        length = max(int(rows.known[row]), int(rows.scheduled[row]) + 1)
+        if session.manager.blocks_for(length) > session.capacity.num_blocks:
+            return False
+        return rows.num_blocks[row] > 0 and not victim.followers and not self._ends(session, victim)
 
     def _note(self, session: Session, victim: Sequence, decision: Decision) -> None:
         victim.decision = decision
@@ -122,6 +127,13 @@ class Swapping:
         self._counters.blocks_swapped_out += len(device)
         self._lifecycle.requeue(victim)
 
+    def flushed(self, session: Session, namespace: str | None) -> None:
+        """What these sequences computed so far is not to be found any more, when they come back either."""
+        for seq in self._lifecycle.waiting.sequences() if session.host is not None else ():
+            copy = session.host.copies.get(seq.seq_id) if session.host is not None else None
+            if copy is not None and namespace in (None, seq.request.namespace):
+                copy.flushed = True
+
     def swap_in(self, session: Session, chunk: Chunk, copy: HostCopy, step_id: StepId) -> None:
         """Gives a row that has just begun, and holds what the index still had, the rest of its copy."""
         manager, rows, row, host = session.manager, session.rows, chunk.row, session.host
@@ -137,6 +149,8 @@ class Swapping:
         rows.advance(row, copy.computed)
         moved = rows.blocks_of(row)[hits:].copy()
         session.batch.swap_in(copy.blocks[hits:], moved)
+        if copy.flushed:
+            rows.caches[row] = False
         published = manager.publish_scheduled(row, found, copy.computed, step_id)
         if len(published):
             chunk.published.append(published)
