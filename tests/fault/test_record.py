@@ -147,6 +147,7 @@ async def test_a_log_of_a_real_worker_runs_on_another_with_the_same_tokens(
         await asyncio.to_thread(worker.kill)
         await asyncio.to_thread(processes.worker, tiny_llama, address, *pool)
         replies = await running
+        await service.wait_ready()
     assert await asyncio.to_thread(seat.stop) == 0
     other = f"unix:{processes.folder}/other.sock"
     await asyncio.to_thread(processes.worker, tiny_llama, other, *pool)
