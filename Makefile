@@ -30,7 +30,7 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record study-block-size bench-cpu bench-start bench-gpu test-gpu compose-test pool-page-test dashboards-test bench-pool-page sanitize doctor clean distclean setup model
+.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record study-block-size bench-cpu bench-start bench-gpu test-gpu compose-test pool-page-test dashboards-test bench-pool-page docs sanitize doctor clean distclean setup model
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,10 @@ bench-cpu: $(DEV) $(MODEL_READY) ## Octavo on this CPU beside transformers: a ta
 
 bench-start: $(RUNTIME) $(MODEL_READY) ## from octavo serve to the first token: seconds, then one JSON object
 	@$(BIN)/python -m benchmarks.bench_start --model $(MODEL) $(BENCH_ARGS)
+
+docs: $(DEV) ## the documentation as a site in build/docs, strictly: links, anchors, pages left out
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "build/docs/index.html"
 
 sanitize: ## the CPU kernels on drawn shapes under the address, undefined and thread sanitizers
 	@tools/sanitize/run.sh

