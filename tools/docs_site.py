@@ -1,8 +1,8 @@
 """What the site's builder does with a page: a hook of mkdocs (mkdocs.yml).
 
 Owns the difference between a page as it is read in the repository and on the site, and the places of pages
-that mkdocs.yml does not name; knows no page. Invariant: every page has a place, and a link out of docs/ names a
-file that is there, or the build fails.
+that mkdocs.yml does not name; knows no page. Invariant: every page has a place, and a link out of docs/ names
+a file that is there, or the build fails.
 """
 
 import re

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-_COMMAND = re.compile(r"^(?:\$ )?((?:\.venv/bin/)?(?:octavo|make|docker|pip|python|curl) .*)$")
+_COMMAND = re.compile(
+    r"^(?:\$ )?((?:\.venv/bin/)?(?:octavo [a-z]+(?: .*)?|(?:make|docker|pip|python|curl) .*))$"
+)
 _MARK = re.compile(r"^<!-- (run|not run): (.+) -->$")
 
 
