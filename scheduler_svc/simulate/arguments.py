@@ -49,6 +49,8 @@ class Arguments:
     prefix_cache: bool
     match_inside_blocks: bool
     n: int
+    preemption: str
+    swap_tokens: int
     worker_model: str
     json: Path | None
     plots: Path | None
@@ -83,6 +85,8 @@ def _no_contradiction(parser: argparse.ArgumentParser, given: Arguments) -> None
         parser.error(f"--n {given.n}: has no meaning with --block-ids")
     if given.n > given.max_num_seqs:
         parser.error(f"--n {given.n}: must be at most --max-num-seqs {given.max_num_seqs}")
+    if given.preemption == "swap" and not given.swap_tokens:
+        parser.error("--preemption swap: needs --swap-tokens, the size of the host tier")
     if given.one_at_a_time and given.arrival_scale != 1.0:
         parser.error(f"--arrival-scale {given.arrival_scale:g}: has no meaning with --one-at-a-time")
     if given.max_prefill_chunk > given.max_num_batched_tokens:
@@ -170,6 +174,14 @@ def _policy_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--priority", choices=("arrival", "shortest-first"), default="arrival",
         help="who goes first: the oldest, or the shorter prompt by powers of two (%(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--preemption", choices=("auto", "recompute", "swap"), default="auto",
+        help="what a sequence without blocks does: the cheaper, or always that (%(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--swap-tokens", type=_whole(0, MAX_SLOTS), default=0, metavar="N",
+        help="tokens that the host tier holds; 0: nothing is swapped",
     )  # fmt: skip
     group.add_argument(
         "--queue-timeout", type=_number(0), default=0.0, metavar="S",

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from scheduler_svc.core.decisions import Mode
 from scheduler_svc.core.stats import PoolStats
 from scheduler_svc.simulate.collector import Collector, FloatArray, Sample
 from scheduler_svc.simulate.simulator import Setup
@@ -92,12 +93,22 @@ def _memory(samples: list[Sample], stats: PoolStats) -> Figures:
 
 
 def _preemption(stats: PoolStats) -> Figures:
-    counters = stats.counters
+    """By mode: how often and why, what was estimated and what it cost in virtual seconds."""
+    counters, record = stats.counters, stats.preemption
     return {
-        "count": {"recompute": counters.preemptions},
+        "count": {
+            mode.value: sum(count for (m, _), count in record.counts.items() if m is mode) for mode in Mode
+        },
+        "by_reason": {
+            f"{mode.value}, {reason.value}": count for (mode, reason), count in record.counts.items() if count
+        },
+        "estimated_s": {mode.value: record.estimated[mode] for mode in Mode},
+        "cost_s": {mode.value: record.cost[mode] for mode in Mode},
         "thrown_away_tokens": counters.preempted_tokens,
         "found_again_tokens": counters.recompute_hit_tokens,
         "recomputed_tokens": counters.recomputed_tokens,
+        "blocks_swapped_out": counters.blocks_swapped_out,
+        "blocks_swapped_in": counters.blocks_swapped_in,
         "overshoot_tokens": counters.overshoot_tokens,
     }
 

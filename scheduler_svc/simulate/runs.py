@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler_svc.core.growth import RUNNING_PER_RESERVED_BLOCK
-from scheduler_svc.core.plan import SchedulerConfig
+from scheduler_svc.core.plan import PreemptionMode, SchedulerConfig
 from scheduler_svc.simulate.arguments import CONTIGUOUS, MAX_SLOTS, Arguments
 from scheduler_svc.simulate.collector import Collector
 from scheduler_svc.simulate.readers import ReadOptions, load_encoder, read_trace
@@ -68,7 +68,12 @@ def setups_of(arguments: Arguments, trace: Trace) -> Iterator[tuple[str, Setup]]
     for size in arguments.block_sizes:
         if size:
             num_blocks = _num_blocks(arguments, trace, size)
-            yield str(size), replace(base, block_size=size, num_blocks=num_blocks)
+            yield (
+                str(size),
+                replace(
+                    base, block_size=size, num_blocks=num_blocks, host_blocks=arguments.swap_tokens // size
+                ),
+            )
         else:
             yield CONTIGUOUS, contiguous(base, arguments.pool_tokens or limit * len(trace.requests))
 
@@ -130,6 +135,7 @@ def _config(arguments: Arguments) -> SchedulerConfig:
         depth=arguments.depth,
         prefix_cache=arguments.prefix_cache,
         match_inside_blocks=arguments.match_inside_blocks,
+        preemption=PreemptionMode(arguments.preemption),
     )
 
 

@@ -7,7 +7,7 @@ at a time in the order of the plans, and the run ends only when every request ha
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,11 +20,10 @@ from scheduler_svc.core.plan import (
     SamplingParams,
     SchedulerConfig,
     SeqId,
-    StepPlan,
-    StepResult,
 )
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.simulate.collector import Collector
+from scheduler_svc.simulate.modelled_worker import ModelledWorker, Sent
 from scheduler_svc.simulate.trace import Trace, output_tokens
 from scheduler_svc.simulate.worker_model import StepTimes
 
@@ -41,7 +40,7 @@ class Setup:
     output. shortest_first: requests of half the prompt length have the better priority. queue_timeout:
     seconds after which a request that was never admitted goes away; 0: never. spare_blocks: beyond
     num_blocks, only to meet the reserve of admissions where nothing grows; never held. n: sequences that each
-    request asks for.
+    request asks for. host_blocks: of the host tier, 0: nothing is swapped.
     """
 
     config: SchedulerConfig
@@ -55,23 +54,15 @@ class Setup:
     queue_timeout: float = 0.0
     spare_blocks: int = 0
     n: int = 1
+    host_blocks: int = 0
 
     @property
     def capacity(self) -> Capacity:
         config, blocks = self.config, self.num_blocks + self.spare_blocks
         return Capacity(
             Epoch(1), FINGERPRINT, blocks, self.block_size, config.max_num_batched_tokens,
-            config.max_num_seqs, self.max_model_len,
+            config.max_num_seqs, self.max_model_len, self.host_blocks,
         )  # fmt: skip
-
-
-@dataclass(slots=True)
-class _Sent:
-    """A plan at the worker. ends_at: when its answer comes. seq_ids: [S] whose samples they are."""
-
-    plan: StepPlan
-    ends_at: float
-    seq_ids: Int64Array
 
 
 @dataclass(slots=True)
@@ -87,15 +78,17 @@ class Simulator:
     core: Scheduler = field(init=False)
     _next: int = 0
     _ended: int = 0
-    _free_at: float = 0.0
-    _sent: deque[_Sent] = field(default_factory=deque)
+    _device: ModelledWorker = field(init=False)
+    _sent: deque[Sent] = field(default_factory=deque)
     _row_seq_ids: Int64Array = field(init=False)
     _deadlines: deque[tuple[float, int]] = field(default_factory=deque)
     _outputs: "_Outputs" = field(init=False)
 
     def __post_init__(self) -> None:
         self.core = Scheduler(self.setup.config)
-        self.core.worker_ready(self.setup.capacity)
+        block_bytes = self.setup.block_size * self.worker.kv_token_bytes
+        self.core.worker_ready(replace(self.setup.capacity, bytes_per_block=block_bytes))
+        self._device = ModelledWorker(self.worker, self.setup.block_size)
         self._row_seq_ids = np.zeros(self.setup.config.max_num_seqs, np.int64)
         self._outputs = _Outputs(self.trace, self.setup.n)
 
@@ -156,13 +149,11 @@ class Simulator:
             plan = self.core.schedule(self.now)
             if plan is None:
                 break
-            begins = max(self.now, self._free_at)
-            seconds = self.worker.seconds(plan, self.setup.block_size)
-            self._free_at = begins + seconds
             for row_setup in plan.setups:
                 self._row_seq_ids[row_setup.row] = row_setup.seq_id
-            self._sent.append(_Sent(plan, self._free_at, self._row_seq_ids[plan.sample_rows]))
-            self.collector.sent(plan, seconds)
+            sent = self._device.send(plan, self._row_seq_ids[plan.sample_rows], self.now)
+            self._sent.append(sent)
+            self.collector.sent(plan, sent.seconds)
         self._take_notices()
 
     def _next_moment(self) -> float | None:
@@ -178,7 +169,7 @@ class Simulator:
         plan = sent.plan
         contexts = plan.positions[plan.sample_positions].astype(np.int64) + 1
         tokens = self._outputs.at(sent.seq_ids, contexts)
-        events = self.core.apply(StepResult(plan.step_id, tokens), self.now)
+        events = self.core.apply(self._device.answer(sent, tokens), self.now)
         self.collector.answered(self.now, events)
         self._take_notices()
 

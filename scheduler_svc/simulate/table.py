@@ -76,6 +76,7 @@ LINES: tuple[tuple[str, Cell], ...] = (
     ("requests running, mean", lambda run: _one_digit(run["throughput"]["requests_running_mean"])),
     ("requests running, most", _count("throughput", "requests_running_most")),
     ("preemptions", _total("preemption", "count")),
+    ("blocks swapped out", _count("preemption", "blocks_swapped_out")),
     ("tokens thrown away", _count("preemption", "thrown_away_tokens")),
     ("tokens computed again", _count("preemption", "recomputed_tokens")),
     ("queue wait p50 / p90 / p99, s", _spread("queue_wait_s", 1, 2)),

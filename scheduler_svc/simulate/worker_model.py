@@ -11,7 +11,7 @@ copies take their bytes over the bandwidth.
 
 import json
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -22,12 +22,16 @@ from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.simulate.fields import Fields
 from scheduler_svc.simulate.trace import TraceError
 
+HOST_BYTES_PER_SECOND = 50e9
+"""What PCIe 5 x16 gives of its 64 GB/s, assumed: no measurement is behind it."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """points: (new tokens, seconds) of a step without its attention over contexts, rising; linear between and
     beyond. kv_token_seconds: to read the K and V of one token, all layers. pair_seconds: to attend one query
-    to one key, all layers and heads. kv_token_bytes: K and V of a token.
+    to one key, all layers and heads. kv_token_bytes: K and V of a token. host_bytes_per_second: of swaps to
+    and from host memory.
     """
 
     name: str
@@ -35,6 +39,11 @@ class StepTimes:
     kv_token_seconds: float
     pair_seconds: float
     kv_token_bytes: int
+    host_bytes_per_second: float = HOST_BYTES_PER_SECOND
+
+    def move_seconds(self, num_blocks: int, block_size: int) -> float:
+        """How long that many blocks take to or from host memory."""
+        return num_blocks * block_size * self.kv_token_bytes / self.host_bytes_per_second
 
     def seconds(self, plan: StepPlan, block_size: int) -> float:
         """How long the worker computes this plan."""
@@ -113,7 +122,8 @@ CPU_SMOLLM2_135M = StepTimes(
 
 PRESETS = {model.name: model for model in (H200_QWEN3_06B, CPU_SMOLLM2_135M)}
 
-_MEASURED = ("points", "kv_token_seconds", "pair_seconds", "kv_token_bytes")
+_HOST = "host_bytes_per_second"
+_MEASURED = ("points", "kv_token_seconds", "pair_seconds", "kv_token_bytes", _HOST)
 _ROOFLINE = tuple(Roofline.__dataclass_fields__)
 
 
@@ -126,19 +136,27 @@ def read_worker_model(path: Path) -> StepTimes:
     if not isinstance(values, dict):
         raise TraceError(f"--worker-model {path}: a JSON object is needed")
     fields = Fields(f"--worker-model {path}", values)
-    known = _MEASURED if "points" in values else _ROOFLINE
+    known = _MEASURED if "points" in values else (*_ROOFLINE, _HOST)
     for name in values:
         if name not in known:
             raise TraceError(f"{fields.where}: {name}: not among {', '.join(known)}")
     if "points" not in values:
-        return _roofline(fields).step_times(path.stem)
+        return replace(_roofline(fields).step_times(path.stem), host_bytes_per_second=_host_rate(fields))
     return StepTimes(
         path.stem,
         _points(fields),
         fields.number("kv_token_seconds", 0),
         fields.number("pair_seconds", 0),
         fields.integer("kv_token_bytes", 1, 1 << 40),
+        _host_rate(fields),
     )
+
+
+def _host_rate(fields: Fields) -> float:
+    rate = fields.number(_HOST, 0) if _HOST in fields.values else HOST_BYTES_PER_SECOND
+    if rate <= 0:
+        raise fields.error(_HOST, rate, "more than 0")
+    return rate
 
 
 def _points(fields: Fields) -> tuple[tuple[float, float], ...]:

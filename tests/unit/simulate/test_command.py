@@ -103,6 +103,8 @@ def test_other_settings_are_taken(tmp_path: Path) -> None:
             ["--max-prefill-chunk", "9000"],
             "9000: must be at most --max-num-batched-tokens 2048",
         ),
+        (["--preemption", "swap"], "--preemption swap: needs --swap-tokens"),
+        (["--n", "300"], "--n 300: must be at most --max-num-seqs 256"),
         (["--colour"], "unrecognized arguments: --colour"),
     ],
 )

@@ -1,15 +1,17 @@
 """The virtual clock: when things happen, that everything ends, and that nothing depends on the real one."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from scheduler_svc.core.plan import PreemptionMode
 from scheduler_svc.simulate.collector import MAX_SAMPLES
 from scheduler_svc.simulate.readers import ReadOptions, read_trace
 from scheduler_svc.simulate.simulator import Setup
 from scheduler_svc.simulate.trace import Trace
-from scheduler_svc.simulate.worker_model import H200_QWEN3_06B
+from scheduler_svc.simulate.worker_model import H200_QWEN3_06B, StepTimes
 from tests.unit.simulate.traces import (
     AZURE,
     MOONCAKE,
@@ -20,6 +22,9 @@ from tests.unit.simulate.traces import (
     setup,
     simulate,
 )
+
+SLOW_PREFILL = StepTimes("slow prefill", ((1.0, 0.01), (2.0, 0.02)), 0.0, 0.0, 1000, 1e9)
+"""10 ms a new token, a megabyte a millisecond to and from the host."""
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -171,3 +176,26 @@ def test_a_group_that_waits_too_long_goes_away_whole() -> None:
 def test_more_answers_than_rows_are_refused() -> None:
     run = figures(made_trace((0.0, 5, 1)), setup(max_num_seqs=2, n=3))
     assert run["requests"]["refused"] == {"EXCEEDS_ROWS": 1}
+
+
+def test_a_swap_moves_blocks_out_and_back_and_throws_nothing_away() -> None:
+    trace = made_trace(*((0.0, 40, 60) for _ in range(8)))
+    mode = {"preemption": PreemptionMode.SWAP}
+    run = figures(trace, setup(num_blocks=150, host_blocks=1000, **mode), SLOW_PREFILL)
+    preemption = run["preemption"]
+    assert preemption["count"]["swap"] > 0
+    assert preemption["blocks_swapped_out"] == preemption["blocks_swapped_in"] > 0
+    assert preemption["cost_s"]["swap"] > 0
+    assert run["requests"]["ended"] == {"length": 8}
+    if not preemption["count"]["recompute"]:
+        assert preemption["thrown_away_tokens"] == 0
+
+
+def test_auto_takes_what_the_worker_does_faster() -> None:
+    trace = made_trace(*((0.0, 40, 60) for _ in range(8)))
+    given = setup(num_blocks=150, host_blocks=1000)
+    slow_host = replace(SLOW_PREFILL, host_bytes_per_second=1.0)
+    by_swap = figures(trace, given, SLOW_PREFILL)["preemption"]["by_reason"]
+    by_recompute = figures(trace, given, slow_host)["preemption"]["by_reason"]
+    assert by_swap.get("swap, cost", 0) > 0
+    assert by_recompute.get("recompute, cost", 0) + by_recompute.get("recompute, need", 0) > 0

@@ -128,6 +128,9 @@ ROOFLINE = {
 def test_model_files_of_both_kinds(tmp_path: Path) -> None:
     measured = read_worker_model(path_of(tmp_path, json.dumps(MEASURED), "mine.json"))
     assert (measured.name, measured.points) == ("mine", ((1.0, 0.01),))
+    assert measured.move_seconds(10, 16) == 10 * 16 * 8 / 50e9
+    slow = read_worker_model(path_of(tmp_path, json.dumps(MEASURED | {"host_bytes_per_second": 4}), "m.json"))
+    assert slow.move_seconds(10, 16) == 10 * 16 * 8 / 4
     modelled = read_worker_model(path_of(tmp_path, json.dumps(ROOFLINE), "box.json"))
     assert modelled == Roofline(**ROOFLINE).step_times("box")
 
@@ -141,6 +144,7 @@ def test_model_files_of_both_kinds(tmp_path: Path) -> None:
         (MEASURED | {"speed": 3}, "speed: not among points, kv_token_seconds"),
         (MEASURED | {"pair_seconds": -1}, "pair_seconds -1: must be a number of at least 0"),
         (ROOFLINE | {"bandwidth": 0}, "bandwidth 0.0: must be more than 0"),
+        (ROOFLINE | {"host_bytes_per_second": 0}, "host_bytes_per_second 0.0: must be more than 0"),
         ({"weight_bytes": 1}, "kv_token_bytes is missing"),
         ([], "a JSON object is needed"),
     ],
