@@ -90,6 +90,18 @@ def test_generate_takes_texts(server: str) -> None:
         assert len(answer["token_ids"]) == answer["usage"]["completion_tokens"] == 8
 
 
+def test_generate_gives_a_line_a_sequence_with_log_probabilities(server: str) -> None:
+    asked = ("--n", "3", "--logprobs", "2", "--seed", "7", "--max-tokens", "5", "--ignore-eos")
+    done = octavo("generate", "--server", server, *asked, "--token-ids", "one")
+    assert done.code == 0, done.err
+    lines = answers(done)
+    assert sorted(line["index"] for line in lines) == [0, 1, 2]
+    assert len({tuple(line["token_ids"]) for line in lines}) == 3
+    for line in lines:
+        assert [one["sampled"]["token_id"] for one in line["logprobs"]] == line["token_ids"]
+        assert all(len(one["top"]) == 2 for one in line["logprobs"])
+
+
 def test_generate_gives_each_line_an_answer_or_an_error(server: str, tmp_path: Path) -> None:
     """A20: bad lines fail by themselves and name their field."""
     lines = [
