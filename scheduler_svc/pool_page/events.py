@@ -3,8 +3,9 @@
 Owns the log and the comparison of two samples; knows no viewer. Invariant: events are numbered without gaps,
 and a reader is told how many it missed.
 
-Copies, forks, admissions and ends come from the plans and notices themselves, and so are all told. Which
-blocks were hit or evicted, and who was preempted, is read off two samples; how many is counted by the core.
+Copies, swaps, forks, admissions and ends come from the plans and notices themselves, and so are all told.
+Which blocks were hit or evicted, and who was preempted, is read off two samples; how many is counted by the
+core.
 """
 
 from collections import deque
@@ -52,6 +53,9 @@ class EventLog:
         if len(plan.copy_pairs):
             pairs = plan.copy_pairs[:NAMED_BLOCKS]
             self._add("copy", n=len(plan.copy_pairs), pairs=pairs.tolist())
+        for kind, pairs in (("swap_out", plan.swap_out_pairs[:, 0]), ("swap_in", plan.swap_in_pairs[:, 1])):
+            if len(pairs):
+                self._add(kind, n=len(pairs), blocks=_some(pairs.astype(np.int64)))
         for first, count in _forks(plan):
             self._add_of(first, "fork", n=count)
 

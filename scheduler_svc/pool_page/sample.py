@@ -29,7 +29,9 @@ UInt32Array = npt.NDArray[np.uint32]
 
 
 class Listed(NamedTuple):
-    """A live sequence. state: 0 waiting, 1 running, 2 preempted. arrival: seconds of the engine's clock."""
+    """A live sequence. state: 0 waiting, 1 running, 2 preempted. host: blocks of host memory that hold it
+    while it is swapped out. arrival: seconds of the engine's clock.
+    """
 
     seq: int
     state: int
@@ -40,6 +42,7 @@ class Listed(NamedTuple):
     blocks: int
     preemptions: int
     priority: int
+    host: int
     arrival: float
 
 
@@ -78,7 +81,8 @@ def sample_of(core: Scheduler, engine: Engine, now: float) -> Sample:
     listed = tuple(
         Listed(
             view.seq_id, _STATES[view.state], view.prompt_len, view.cached, view.computed, view.output_len,
-            view.num_blocks, view.preemptions, view.priority, view.arrival,
+            view.num_blocks, view.preemptions, view.priority, view.host_blocks,
+            view.arrival,
         )
         for view in picture.sequences
     )  # fmt: skip

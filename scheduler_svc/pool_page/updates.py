@@ -29,6 +29,7 @@ _COUNTERS = (
 _GAUGES = (
     "blocks_free", "blocks_evictable", "blocks_active", "blocks_fenced", "blocks_shared", "block_refs",
     "slots_allocated", "slots_filled", "running", "waiting", "preempted", "in_flight", "max_rows",
+    "host_blocks", "host_blocks_free", "swapped",
 )  # fmt: skip
 
 

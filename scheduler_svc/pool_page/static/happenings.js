@@ -4,7 +4,7 @@ import {make} from "./dom.js";
 import {letterOf, palette} from "./palette.js";
 
 const KEPT = 60;
-const SIGNS = {hit: "○", evicted: "✕", copy: "↷", preempted: "▲", admitted: "→", ended: "■", session: "◆", fork: "Y"};
+const SIGNS = {hit: "○", evicted: "✕", copy: "↷", preempted: "▲", admitted: "→", ended: "■", session: "◆", fork: "Y", swap_out: "↥", swap_in: "↧"};
 
 export class Happenings {
   constructor(list, pickSequence) {
@@ -44,6 +44,8 @@ function words(event) {
     case "hit": return `prefix hit: ${blocks(event.n)} shared${list(event.blocks)}`;
     case "evicted": return `evicted ${blocks(event.n)}${list(event.blocks)}`;
     case "copy": return `copy-on-write: ${event.pairs.map(([from, to]) => `${from} → ${to}`).slice(0, 4).join(", ")}`;
+    case "swap_out": return `${blocks(event.n)} copied out to host memory${list(event.blocks)}`;
+    case "swap_in": return `${blocks(event.n)} copied back from host memory${list(event.blocks)}`;
     case "preempted": return `${event.id} preempted: its blocks were needed`;
     case "admitted": return `${event.id} got its row${event.cached ? `; ${event.cached} tokens from the cache` : ""}`;
     case "ended": return `${event.id || "a request"} ended: ${event.reason}, ${event.output} tokens`;

@@ -14,7 +14,7 @@ const KEYS = [["arrows, Enter", "move over the blocks of the map, look at one"],
   ["J  K", "next and previous request"], ["Space", "hold this moment, or go on live"], ["C", "colour by owner or by state"],
   ["L", "links of all, of the chosen, none"], ["T", "light or dark"], ["Esc", "choose nothing"], ["?", "this"]];
 export const SIGNS = [["○ ring", "hit: the block was found by its content and shared"], ["✕ cross", "evicted: its content gave way"],
-  ["↷ arrow", "copied on write"], ["dark rim", "held by two tables or more"], ["dot", "findable by its content"],
+  ["↷ arrow", "copied on write"], ["↥ ↧", "copied out to host memory, and back"], ["dark rim", "held by two tables or more"], ["dot", "findable by its content"],
   ["stripes", "one for each holder"], ["fill", "slots that hold a token"]];
 
 export function legend(root, byState = false) {

@@ -42,7 +42,7 @@ function take(update, bytes) {
 }
 
 function spark(event) {
-  if (event.kind === "hit" || event.kind === "evicted") map.sparks.add(event.kind, event.blocks);
+  if (["hit", "evicted", "swap_out", "swap_in"].includes(event.kind)) map.sparks.add(event.kind, event.blocks);
   if (event.kind === "copy") map.sparks.add("copy", event.pairs.map(pair => pair[0]), event.pairs.map(pair => pair[1]));
 }
 

@@ -70,7 +70,7 @@ export class SequenceCards {
   }
 
   fill(card, sequence, state, all) {
-    const stateName = STATES[sequence.state], chosen = this.selected === card.seq;
+    const stateName = sequence.host ? "swapped" : STATES[sequence.state], chosen = this.selected === card.seq;
     setText(card.id, sequence.id || `sequence ${card.seq}`);
     setText(card.chip, stateName);
     card.chip.className = `chip ${stateName}`;

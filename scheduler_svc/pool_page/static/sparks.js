@@ -3,7 +3,7 @@
 
 import {palette} from "./palette.js";
 
-const LASTS = {hit: 1400, evicted: 1100, copy: 2200, fresh: 700};
+const LASTS = {hit: 1400, evicted: 1100, copy: 2200, fresh: 700, swap_out: 1800, swap_in: 1800};
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Sparks {
@@ -100,6 +100,21 @@ export class Sparks {
         ink.moveTo(ex, ey);
         ink.lineTo(ex + 8 * Math.cos(angle + turn), ey + 8 * Math.sin(angle + turn));
       }
+    });
+  }
+
+  // An arrow out of the block, or into it.
+  swap_out(spark, part) { this.swap(spark, part, -1); }
+  swap_in(spark, part) { this.swap(spark, part, 1); }
+  swap(spark, part, way) {
+    const [x, y] = this.map.centre(spark.block), size = Math.max(5, this.map.pitch - this.map.gap);
+    const tip = y + way * size * (0.1 + 0.25 * Math.min(1, 2 * part)), tail = tip - way * size * 0.4, head = size * 0.16;
+    this.stroke(palette.colours.copy, this.map.pictures ? 2.5 : 1.5, ink => {
+      ink.moveTo(x, tail);
+      ink.lineTo(x, tip);
+      ink.moveTo(x - head, tip - way * head);
+      ink.lineTo(x, tip);
+      ink.lineTo(x + head, tip - way * head);
     });
   }
 

@@ -4,10 +4,11 @@
 export const FREE = 0, EVICTABLE = 1, ACTIVE = 2, FENCED = 3;
 export const WAITING = 0, RUNNING = 1, PREEMPTED = 2;
 const GAUGES = ["free", "evictable", "active", "fenced", "shared", "refs", "slotsAllocated", "slotsFilled",
-  "running", "waiting", "preempted", "inFlight", "maxRows"];
+  "running", "waiting", "preempted", "inFlight", "maxRows",
+  "hostBlocks", "hostFree", "swapped"];
 const COUNTERS = ["allocated", "freed", "evicted", "lookupTokens", "hitTokens", "recomputeHitTokens",
   "preemptions", "preemptedTokens", "generatedTokens", "computedTokens"];
-const FIELDS = ["seq", "state", "prompt", "cached", "computed", "output", "blocks", "preemptions", "priority", "arrival"];
+const FIELDS = ["seq", "state", "prompt", "cached", "computed", "output", "blocks", "preemptions", "priority", "host", "arrival"];
 
 export function stateOf(flags) { return flags & 3; }
 export function isFindable(flags) { return (flags & 4) !== 0; }

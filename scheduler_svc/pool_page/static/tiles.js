@@ -20,6 +20,7 @@ export class Tiles {
     this.put("evictable", thousands(g.evictable), "held by nobody", "evictable");
     this.put("free", thousands(g.free), size ? `${bytes(size)} a block` : "", "free");
     if (g.fenced) this.put("fenced", thousands(g.fenced), "a transfer names them", "fenced");
+    if (g.hostBlocks) this.put("host memory", share(g.hostBlocks - g.hostFree, g.hostBlocks), `${thousands(g.swapped)} swapped out`);
     this.put("slots filled", share(g.slotsFilled, g.slotsAllocated), `${thousands(g.slotsAllocated - g.slotsFilled)} empty`);
     this.put("prefix hits", share(c.hitTokens, c.lookupTokens), `${thousands(c.hitTokens)} of ${thousands(c.lookupTokens)} tokens`);
     this.put("running", thousands(g.running), `${thousands(g.waiting)} waiting`);

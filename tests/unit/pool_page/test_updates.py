@@ -71,7 +71,9 @@ def test_deltas_replay_to_the_exact_pool_of_a_real_core(seed: int) -> None:
 def sample_with(chance: random.Random, blocks: int, session: str = "a") -> Sample:
     """A pool in which nothing is alike, and as many long names and tables as are listed."""
     noise = np.random.default_rng(chance.randrange(1 << 30))
-    listed = tuple(Listed(seq, 1, 4000, 0, chance.randrange(4000), 5, 900, 0, 0, 1.5) for seq in range(128))
+    listed = tuple(
+        Listed(seq, 1, 4000, 0, chance.randrange(4000), 5, 900, 0, 0, 0, 1.5) for seq in range(128)
+    )
     return Sample(
         0.0, session, "m" * 300, 16, 4096,
         noise.integers(0, 1 << 20, blocks).astype(np.uint32), noise.integers(0, 17, blocks).astype(np.uint32),

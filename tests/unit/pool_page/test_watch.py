@@ -7,10 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_svc.core.plan import Admitted, NewRequest, Notices, SchedulerConfig, SeqId, StepResult
+from scheduler_svc.core.plan import (
+    Admitted,
+    NewRequest,
+    Notices,
+    PreemptionMode,
+    SchedulerConfig,
+    SeqId,
+    StepResult,
+)
+from scheduler_svc.core.stats import BlockState
 from scheduler_svc.pool_page.events import KEPT, EventLog
+from scheduler_svc.pool_page.sample import sample_of
+from scheduler_svc.pool_page.updates import Viewer
 from scheduler_svc.pool_page.watch import MAX_VIEWERS, PoolWatch, TooManyViewers
 from tests.fakes.core_driver import CoreDriver
+from tests.fakes.pool_reader import PoolReader
+from tests.unit.pool_page.test_updates import StubEngine, assert_same
 from tests.unit.scheduler_svc.engine_rig import EngineRig, engine_rig
 
 
@@ -117,3 +130,30 @@ def test_a_fork_and_the_copies_after_it_are_told_from_the_plans(depth: int) -> N
     assert (
         sum(event["n"] for event in told if event["kind"] == "copy") == 3
     )  # the last to write copies nothing
+
+
+def test_swaps_are_told_from_the_plans_and_the_blocks_are_fenced_meanwhile() -> None:
+    """A30: what is copied out is named, and so is what comes back; fenced blocks replay like all others."""
+    config = SchedulerConfig(preemption=PreemptionMode.SWAP, max_num_batched_tokens=64)
+    core = CoreDriver(24, 4, config, host_blocks=64)
+    log, engine = EventLog(lambda: 1.0, lambda seq_id: f"r{seq_id}"), StubEngine()
+    viewer, reader, fenced, swapped = Viewer(), PoolReader(), 0, 0
+    for first in range(0, 400, 100):
+        core.add(range(first, first + 16), 30)
+    for _ in range(600):
+        if not core.core.has_work():
+            break
+        before = len(core.plans)
+        core.step()
+        for plan in core.plans[before:]:
+            log.planned(plan)
+        sample = sample_of(core.core, engine, 0.0)  # type: ignore[arg-type]
+        reader.apply(viewer.update(sample, [], 0))
+        assert_same(reader, sample)
+        fenced = max(fenced, sum(flags & 3 == BlockState.FENCED for flags, _, _ in reader.cells))
+        swapped = max(swapped, sum(one.host for one in sample.listed))
+    told = log.since(0)[0]
+    moved = {kind: sum(e["n"] for e in told if e["kind"] == kind) for kind in ("swap_out", "swap_in")}
+    counters = core.core.stats().counters
+    assert moved == {"swap_out": counters.blocks_swapped_out, "swap_in": counters.blocks_swapped_in}
+    assert min(*moved.values(), fenced, swapped) > 0
