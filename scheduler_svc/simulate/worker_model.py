@@ -22,8 +22,8 @@ from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.simulate.fields import Fields
 from scheduler_svc.simulate.trace import TraceError
 
-HOST_BYTES_PER_SECOND = 50e9
-"""What PCIe 5 x16 gives of its 64 GB/s, assumed: no measurement is behind it."""
+HOST_BYTES_PER_SECOND = 45e9
+"""What swapping out 1 GiB gave on an H200 (benchmarks/results/h200-swap.json); swapping in gave 53e9."""
 
 
 @dataclass(frozen=True, slots=True)
