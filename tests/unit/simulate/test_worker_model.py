@@ -128,7 +128,7 @@ ROOFLINE = {
 def test_model_files_of_both_kinds(tmp_path: Path) -> None:
     measured = read_worker_model(path_of(tmp_path, json.dumps(MEASURED), "mine.json"))
     assert (measured.name, measured.points) == ("mine", ((1.0, 0.01),))
-    assert measured.move_seconds(10, 16) == 10 * 16 * 8 / 50e9
+    assert measured.move_seconds(10, 16) == 10 * 16 * 8 / 45e9
     slow = read_worker_model(path_of(tmp_path, json.dumps(MEASURED | {"host_bytes_per_second": 4}), "m.json"))
     assert slow.move_seconds(10, 16) == 10 * 16 * 8 / 4
     modelled = read_worker_model(path_of(tmp_path, json.dumps(ROOFLINE), "box.json"))
