@@ -11,9 +11,10 @@ from torch import Tensor
 from gpu_worker.attention import StepAttention
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.layer_weights import Layer
+from gpu_worker.models.layers import soft_cap
 from gpu_worker.models.registry import ModelConfig
 from gpu_worker.models.rope import cos_sin_table
-from paged_kernels.cpu_impl.layers import Head, LayerStack, LayerWeights, Rows
+from paged_kernels.cpu_impl.layers import Head, LayerStack, LayerWeights, Rows, StackShape
 from paged_kernels.cpu_impl.linear import pack
 from paged_kernels.dispatch import Kernels
 
@@ -24,18 +25,7 @@ HEAD_FORMATS = {"int4": "int8"}
 
 def obstacle(config: ModelConfig) -> str:
     """What the compiled layers lack for this decoder, or nothing."""
-    missing = {
-        "norms after a block": config.norms != "before",
-        "norms of all of q and k": config.qk_norm == "width",
-        "experts": config.experts is not None,
-        f"the activation {config.activation}": config.activation != "silu",
-        "partial rotation": config.rope.rotary_dim != config.head_dim,
-        "a rope of their own for some layers": config.local_rope is not None,
-        "a window": any(config.windows),
-        "a soft cap": bool(config.attention_softcap or config.logits_softcap),
-        "a scaled embedding": config.embedding_scale != 1,
-    }
-    return ", ".join(name for name, lacks in missing.items() if lacks)
+    return "experts" if config.experts is not None else ""
 
 
 def runs_here(kernels: Kernels, dtype: torch.dtype, config: ModelConfig) -> bool:
@@ -57,21 +47,41 @@ class CpuDecoder:
         self.device, self.dtype = decoder.device, dtype
         self.format = quantize or FORMATS[dtype]
         self._embedding = decoder.embedding.to(dtype)
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         head = pack(decoder.head, HEAD_FORMATS.get(self.format, self.format))
         self._head = Head(decoder.norm, head, config.norm_eps)
         decoder.head = decoder.embedding = torch.empty(0)
-        table = cos_sin_table(config.rope, max_positions, self.device, torch.float32)
-        layers = [self._packed(layer) for layer in decoder.layers]
-        self._stack = LayerStack(layers, config.num_heads, config.head_dim, config.norm_eps, table)
+        tables = [
+            None if rope is None else cos_sin_table(rope, max_positions, self.device, torch.float32)
+            for rope in (config.rope, config.local_rope)
+        ]
+        layers = []
+        for index, layer in enumerate(decoder.layers):
+            table = tables[config.local_layers[index]]
+            assert table is not None
+            layers.append(self._packed(layer, table, config.windows[index]))
+        self._stack = LayerStack(
+            layers,
+            StackShape(
+                query_heads=config.num_heads,
+                head_dim=config.head_dim,
+                norm_eps=config.norm_eps,
+                softcap=config.attention_softcap,
+                wide_qk_norm=config.qk_norm == "width",
+                gelu=config.activation == "gelu_tanh",
+            ),
+        )
 
-    def _packed(self, layer: Layer) -> LayerWeights:
-        assert layer.input_norm is not None
-        assert layer.post_norm is not None
+    def _packed(self, layer: Layer, cos_sin: Tensor, window: int) -> LayerWeights:
         gate_up, down = layer.mlp
         weights = LayerWeights(
-            input_norm=layer.input_norm.float(),
-            post_norm=layer.post_norm.float(),
-            qk_norm=None if layer.qk_norm is None else layer.qk_norm.float(),
+            cos_sin=cos_sin,
+            window=window,
+            input_norm=_wide(layer.input_norm),
+            post_norm=_wide(layer.post_norm),
+            attention_out_norm=_wide(layer.attention_out_norm),
+            mlp_out_norm=_wide(layer.mlp_out_norm),
+            qk_norm=_wide(layer.qk_norm),
             qkv=pack(layer.qkv, self.format, layer.qkv_bias),
             out=pack(layer.out, self.format, layer.out_bias),
             gate_up=pack(gate_up, self.format, layer.gate_up_bias, gated=True),
@@ -82,12 +92,14 @@ class CpuDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of embedding, packed weights and the rotary table."""
+        """Bytes of embedding, packed weights and the rotary tables."""
         return self._embedding.nbytes + self._head.num_bytes + self._stack.num_bytes
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
         """The hidden states [T, hidden] float32 before the final norm; input_ids and positions [T] int64."""
         hidden = F.embedding(input_ids, self._embedding).float()
+        if self.config.embedding_scale != 1:
+            hidden *= self._embedding_scale
         rows = Rows(
             slot_mapping=attend.slot_mapping,
             block_tables=attend.block_tables,
@@ -100,4 +112,8 @@ class CpuDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [S, vocab] float32 of hidden states [S, hidden]; the next call overwrites them."""
-        return self._head(hidden)
+        return soft_cap(self._head(hidden), self.config.logits_softcap)
+
+
+def _wide(norm: Tensor | None) -> Tensor | None:
+    return None if norm is None else norm.float()

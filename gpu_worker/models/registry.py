@@ -163,6 +163,8 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         raise ModelError(f"head_dim: {head_dim} is odd")
     layers, bias = positive(config, "num_hidden_layers"), bool(config.get("attention_bias", False))
     rope, local_rope = rope_module.parse_both(config, head_dim, family.local_rope)
+    # Gemma 3 states the limit that its scaled positions cover.
+    limit = rope.max_position if family.local_rope else rope.context_limit
     sliding = _sliding_layers(config, family, layers)
     window = positive(config, "sliding_window") if any(sliding) else 0
     return ModelConfig(
@@ -176,7 +178,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         head_dim=head_dim,
         eos_token_ids=eos_ids(config, generation or {}),
         stored_dtype=stored_dtype(config),
-        context_limit=rope.context_limit,
+        context_limit=limit,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         norms=family.norms,
         norm_offset=family.norm_offset,
@@ -191,7 +193,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         attention_scale=(number(config, "query_pre_attn_scalar") or head_dim) ** -0.5,
         attention_softcap=number(config, "attn_logit_softcapping"),
         logits_softcap=number(config, "final_logit_softcapping"),
-        windows=tuple(window if here and window < rope.context_limit else 0 for here in sliding),
+        windows=tuple(window if here and window < limit else 0 for here in sliding),
         rope=rope,
         local_rope=local_rope,
         local_layers=sliding if local_rope else (False,) * layers,

@@ -167,15 +167,18 @@ template <class T, class X> static void try_layers() {
     Packed c(format, 2 * inner, hidden, true, between(0, 1)), d(format, hidden, inner, false, between(0, 1));
     auto norm = drawn<float>(hidden), other = drawn<float>(hidden), head_norm = drawn<float>(size_t(heads + kv_heads) * dim);
     auto keys = drawn<T>(slots), values = drawn<T>(slots), query = drawn<T>(tokens * heads * dim);
-    Layer layer = {norm.data(), other.data(), between(0, 1) ? head_norm.data() : nullptr, a.w, b.w, c.w, d.w, keys.data(), values.data()};
+    auto any = [&](std::vector<float> &weight) { return between(0, 1) ? weight.data() : nullptr; };
+    const int turned = between(1, dim / 2) * 2;
     std::vector<int64_t> positions;
     for (int r = 0; r < step.attention.rows; r++)
         for (int p = rows.contexts[r] - (rows.starts[r + 1] - rows.starts[r]); p < rows.contexts[r]; p++) positions.push_back(p);
-    auto table = drawn<float>(size_t(rows.longest) * dim), stream = drawn<float>(tokens * hidden);
+    auto table = drawn<float>(size_t(rows.longest) * turned), added = drawn<float>(tokens * hidden), stream = drawn<float>(tokens * hidden);
     step.normed_ld = up(hidden, GROUP), step.attended_ld = up(heads * dim, GROUP), step.gated_ld = up(inner, GROUP);
     std::vector<X> normed(tokens * step.normed_ld), attended(tokens * step.attended_ld), gated(tokens * step.gated_ld);
     std::vector<float> projected(tokens * qkv);
-    step.positions = positions.data(), step.slots = rows.slots.data(), step.cos_sin = table.data(), step.hidden = stream.data();
+    Layer layer = {any(norm), any(other), any(other), any(norm), any(head_norm), table.data(), a.w, b.w, c.w, d.w, keys.data(), values.data(), between(0, 1) * 9};
+    step.rotary_dim = turned, step.gelu = between(0, 1), step.qk_norm_is_wide = layer.qk_norm && between(0, 1);
+    step.positions = positions.data(), step.slots = rows.slots.data(), step.product = added.data(), step.hidden = stream.data();
     step.normed = normed.data(), step.attended = attended.data(), step.gated = gated.data();
     step.qkv = projected.data(), step.query = query.data(), step.tokens = int64_t(tokens), step.num_positions = rows.longest;
     step.hidden_size = hidden, step.pool_is_bf16 = sizeof(T) == 2, step.activations_are_bf16 = sizeof(X) == 2, step.norm_eps = 1e-5f;

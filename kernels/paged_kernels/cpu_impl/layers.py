@@ -21,16 +21,42 @@ _WRONG = {1: "slot_mapping: a slot", 2: "block_tables: a block", 3: "positions: 
 class LayerWeights:
     """One layer: RMSNorm weights [hidden] float32, qk_norm [Hq + Hkv, D] float32 or None, packed products.
 
-    qkv: rows of q, k, v; gate_up: packed with gated.
+    input_norm, post_norm: before attention and before the gated products; attention_out_norm, mlp_out_norm:
+    of what they add to the stream. cos_sin [positions, 2, R / 2] float32: the rotary table, halves paired;
+    the first R dimensions of a head turn. qkv: rows of q, k, v; gate_up: packed with gated. window: tokens
+    that a query sees, 0: all.
     """
 
-    input_norm: Tensor
-    post_norm: Tensor
-    qk_norm: Tensor | None
     qkv: PackedWeight
     out: PackedWeight
     gate_up: PackedWeight
     down: PackedWeight
+    cos_sin: Tensor
+    input_norm: Tensor | None = None
+    post_norm: Tensor | None = None
+    attention_out_norm: Tensor | None = None
+    mlp_out_norm: Tensor | None = None
+    qk_norm: Tensor | None = None
+    window: int = 0
+
+    @property
+    def norms(self) -> list[Tensor]:
+        every = (self.input_norm, self.post_norm, self.attention_out_norm, self.mlp_out_norm, self.qk_norm)
+        return [norm for norm in every if norm is not None]
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """What all layers share. softcap: of attention's scores, 0: none. wide_qk_norm: one norm over all heads
+    of q, and one over those of k. gelu: its tanh form gates, else SiLU.
+    """
+
+    query_heads: int
+    head_dim: int
+    norm_eps: float
+    softcap: float = 0.0
+    wide_qk_norm: bool = False
+    gelu: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,15 +73,13 @@ class Rows:
 class LayerStack:
     """All layers of one model over one KV pool [2, L, B, bs, Hkv, D], float32 or bfloat16.
 
-    cos_sin [positions, 2, D / 2] float32: the rotary table, halves paired. Raises contracts.ArgumentError.
+    Raises contracts.ArgumentError.
     """
 
-    def __init__(
-        self, layers: list[LayerWeights], query_heads: int, head_dim: int, norm_eps: float, cos_sin: Tensor
-    ) -> None:
+    def __init__(self, layers: list[LayerWeights], shape: StackShape) -> None:
         self._weights = layers
-        self._query_heads, self._head_dim = query_heads, head_dim
-        self._cos_sin = cos_sin.to(torch.float32).contiguous()
+        self._query_heads, self._head_dim = shape.query_heads, shape.head_dim
+        table = layers[0].cos_sin
         self._layers = (library.Layer * len(layers))(*(_descriptor(layer) for layer in layers))
         self._hidden_size = layers[0].qkv.inputs
         self._activations = layers[0].qkv.activation_dtype
@@ -63,20 +87,22 @@ class LayerStack:
         self._capacity = 0
         self._buffers: dict[str, Tensor] = {}
         self._step = library.Step(
-            num_positions=self._cos_sin.shape[0],
+            num_positions=table.shape[0],
             hidden_size=self._hidden_size,
             activations_are_bf16=self._activations == torch.bfloat16,
-            norm_eps=norm_eps,
-            cos_sin=self._cos_sin.data_ptr(),
+            rotary_dim=2 * table.shape[2],
+            qk_norm_is_wide=shape.wide_qk_norm,
+            gelu=shape.gelu,
+            norm_eps=shape.norm_eps,
         )
+        self._step.attention.softcap = shape.softcap
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all packed weights, norms and the rotary table."""
-        total = self._cos_sin.nbytes
+        """Bytes of all packed weights, norms and the rotary tables."""
+        total = sum({w.cos_sin.data_ptr(): w.cos_sin.nbytes for w in self._weights}.values())
         for w in self._weights:
-            norms = (t for t in (w.input_norm, w.post_norm, w.qk_norm) if t is not None)
-            total += sum(t.nbytes for t in norms)
+            total += sum(t.nbytes for t in w.norms)
             total += sum(p.num_bytes for p in (w.qkv, w.out, w.gate_up, w.down))
         return total
 
@@ -135,6 +161,8 @@ class LayerStack:
             self._buffers[name] = torch.zeros((tokens, width), dtype=self._activations)
             setattr(step, f"{name}_ld", width)
         self._buffers["qkv"] = torch.empty((tokens, first.qkv.outputs), dtype=torch.float32)
+        if first.attention_out_norm is not None or first.mlp_out_norm is not None:
+            self._buffers["product"] = torch.empty((tokens, self._hidden_size), dtype=torch.float32)
         self._buffers["query"] = torch.empty((tokens, q_size), dtype=self._pool.dtype)
         for name, buffer in self._buffers.items():
             setattr(step, name, buffer.data_ptr())
@@ -142,13 +170,15 @@ class LayerStack:
 
 
 def _descriptor(layer: LayerWeights) -> library.Layer:
-    for norm in (layer.input_norm, layer.post_norm, layer.qk_norm):
-        if norm is not None and (norm.dtype != torch.float32 or not norm.is_contiguous()):
-            raise contracts.DtypeError(f"norm: dtype {norm.dtype}, expected contiguous float32")
+    for plain in (*layer.norms, layer.cos_sin):
+        if plain.dtype != torch.float32 or not plain.is_contiguous():
+            raise contracts.DtypeError(f"norm or cos_sin: dtype {plain.dtype}, expected contiguous float32")
+    names = ("input_norm", "post_norm", "attention_out_norm", "mlp_out_norm", "qk_norm")
+    norms = {name: None if (norm := getattr(layer, name)) is None else norm.data_ptr() for name in names}
     return library.Layer(
-        input_norm=layer.input_norm.data_ptr(),
-        post_norm=layer.post_norm.data_ptr(),
-        qk_norm=None if layer.qk_norm is None else layer.qk_norm.data_ptr(),
+        **norms,
+        cos_sin=layer.cos_sin.data_ptr(),
+        window=layer.window,
         qkv=layer.qkv.handle,
         out=layer.out.handle,
         gate_up=layer.gate_up.handle,

@@ -60,9 +60,10 @@ class Layer(ctypes.Structure):
     """One decoder layer; see layers.hpp."""
 
     _fields_ = [
-        *_fields(_POINTER, "input_norm post_norm qk_norm"),
+        *_fields(_POINTER, "input_norm post_norm attention_out_norm mlp_out_norm qk_norm cos_sin"),
         *_fields(Weight, "qkv out gate_up down"),
         *_fields(_POINTER, "k_pool v_pool"),
+        ("window", _I64),
     ]
 
 
@@ -71,9 +72,9 @@ class Step(ctypes.Structure):
 
     _fields_ = [
         ("attention", Attention),
-        *_fields(_POINTER, "positions slots cos_sin hidden normed attended gated qkv query"),
+        *_fields(_POINTER, "positions slots hidden normed attended gated qkv product query"),
         *_fields(_I64, "tokens num_positions normed_ld attended_ld gated_ld"),
-        *_fields(_I32, "hidden_size pool_is_bf16 activations_are_bf16"),
+        *_fields(_I32, "hidden_size pool_is_bf16 activations_are_bf16 rotary_dim qk_norm_is_wide gelu"),
         ("norm_eps", _F32),
     ]
 

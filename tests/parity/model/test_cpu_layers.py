@@ -10,6 +10,7 @@ from gpu_worker.model_runner import ModelRunner
 from gpu_worker.models.cpu_decoder import CpuDecoder
 from paged_kernels.cpu_impl import library
 from tests.fixtures.hand_plans import HandPlanner, HandSequence, run, take
+from tests.fixtures.hf_families import FAMILIES, write_hf_model
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 from tests.fixtures.tiny_runner import change_logits, make_runner
 
@@ -28,8 +29,14 @@ ALLOWED = {
 }
 
 
-@pytest.fixture(scope="module", params=sorted(SHAPES))
+# Norms around and after blocks and over all heads, windows, caps, gelu, partial rotation, two ropes.
+SPECIAL = ("gemma2", "gemma3_text", "mistral with a window", "olmo2 with biases", "phi3 that rotates a part")
+
+
+@pytest.fixture(scope="module", params=[*sorted(SHAPES), *SPECIAL])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param in SPECIAL:
+        return write_hf_model(tmp_path_factory.mktemp("model"), request.param, FAMILIES[request.param])
     return write_tiny_model(tmp_path_factory.mktemp(request.param), SHAPES[request.param])
 
 

@@ -42,6 +42,7 @@ def test_whole_config_is_understood(name: str) -> None:
     assert len(config.windows) == config.num_layers
     assert config.head_dim * config.num_heads == config.q_size
     assert max(config.eos_token_ids) < config.vocab_size
+    assert config.context_limit == config_of(name)["max_position_embeddings"]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,7 @@ def test_reduced_depth_with_random_weights_gives_tokens(name: str, tmp_path: Pat
         "--threads",
         "2",
     ]
+    flags += ["--max-model-len", "256"]
     torch.set_num_threads(2)
     loaded = load(examine(read_settings(["--model", str(tmp_path), *flags])))
     crowd = [HandSequence(row, list(range(3, 3 + length))) for row, length in enumerate((1, 20, 37))]
