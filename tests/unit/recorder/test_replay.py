@@ -28,13 +28,9 @@ def random_log(seed: int, operations: int = 200, **settings: Any) -> Log:
     chance = random.Random(seed)
     log = Log()
     size = chance.choice([1, 2, 3, 4, 8])
-    driver = log.driver(
-        chance.choice([16, 32, 48, 96]) // size + 1,
-        size,
-        random_config(chance),
-        max_model_len=40,
-        vocab_size=40,
-    )
+    blocks, config = chance.choice([16, 32, 48, 96]) // size + 1, random_config(chance, **settings)
+    host_blocks = chance.choice([0, 2 * blocks])
+    driver = log.driver(blocks, size, config, max_model_len=40, vocab_size=40, host_blocks=host_blocks)
     run = RandomRun(driver, chance)
     run.operate(operations)
     run.finish()
@@ -54,7 +50,15 @@ def test_random_runs_with_faults_and_preemptions_replay_without_a_difference(see
 def test_the_random_runs_hold_what_they_are_to_show() -> None:
     """Preemptions, lost workers, failed rows and steps, refused and aborted requests are in the logs."""
     counters = [replayed(random_log(seed).data())[1].core.stats().counters for seed in range(12)]
-    for name in ("preemptions", "worker_losses", "rows_failed", "steps_failed", "odd_results", "rollbacks"):
+    for name in (
+        "preemptions",
+        "worker_losses",
+        "rows_failed",
+        "steps_failed",
+        "odd_results",
+        "rollbacks",
+        "blocks_swapped_out",
+    ):
         assert sum(getattr(found, name) for found in counters) > 0, name
 
 
