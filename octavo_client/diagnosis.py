@@ -6,25 +6,21 @@ Invariant: a check never raises; what it could not find out is a finding.
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import platform
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import grpc
-
 from octavo.environment import unknown_names
-from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
-from octavo_client.client import Client
-from octavo_client.errors import OctavoError, from_call
+from octavo_client import deployment
+from octavo_client.errors import OctavoError
+from octavo_client.finding import Finding, Level
 from octavo_client.supervisor.stack import find_model
 
 _PROBE_SECONDS = 60
@@ -49,35 +45,38 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "devic
 """
 
 
-class Level(enum.Enum):
-    OK = "ok"
-    NOTE = "note"
-    WARN = "WARN"
-    FAIL = "FAIL"
-
-
-@dataclass(frozen=True)
-class Finding:
-    level: Level
-    what: str
-    detail: str
-
-
 Check = Callable[[], Iterable[Finding]]
 
 
-def groups(
-    server: str | None, worker: str | None, model: str | None, device: bool
-) -> list[tuple[str, Check]]:
+@dataclass(frozen=True)
+class Asked:
+    """What to look at: addresses of services, URLs of the gateway and of Prometheus, a model; None: the
+    default, or nothing where there is none.
+    """
+
+    server: str | None = None
+    worker: str | None = None
+    gateway: str | None = None
+    prometheus: str | None = None
+    model: str | None = None
+    device: bool = True
+
+
+def groups(asked: Asked) -> list[tuple[str, Check]]:
     """Titles and checks, in the order to print them."""
     found: list[tuple[str, Check]] = [
         ("versions", versions),
         ("environment", environment),
-        ("model", lambda: model_folder(model)),
+        ("model", lambda: model_folder(asked.model)),
         ("ports", ports),
-        ("services", lambda: services(server, worker)),
+        ("services", lambda: deployment.services(asked.server, asked.worker)),
     ]
-    if device:
+    gateway, prometheus = asked.gateway, asked.prometheus
+    if gateway:
+        found.append(("gateway", lambda: deployment.gateway(gateway)))
+    if prometheus:
+        found.append(("prometheus", lambda: deployment.prometheus(prometheus)))
+    if asked.device:
         found.insert(1, ("device and kernels", device_and_kernels))
     return found
 
@@ -130,8 +129,7 @@ def device_and_kernels() -> Iterator[Finding]:
         free, total = (value / 2**30 for value in said["memory"])
         yield Finding(Level.OK, "device memory", f"{free:.1f} GiB free of {total:.1f} GiB")
     for operation, backend, why in said["choices"]:
-        level = Level.WARN if why.startswith("fallback") else Level.OK
-        yield Finding(level, operation, f"{backend}: {why}")
+        yield deployment.kernel(operation, backend, why)
 
 
 def environment() -> Iterator[Finding]:
@@ -150,11 +148,30 @@ def model_folder(given: str | None) -> Iterator[Finding]:
     except OctavoError as error:
         yield Finding(Level.FAIL if given else Level.NOTE, "model", error.message)
         return
-    missing = [name for name in ("tokenizer.json",) if path.is_dir() and not (path / name).is_file()]
-    if missing:
-        yield Finding(Level.FAIL, "model", f"{path} lacks {', '.join(missing)}")
-    else:
-        yield Finding(Level.OK, "model", str(path))
+    wrong = _unreadable(path)
+    yield Finding(Level.FAIL, "model", wrong) if wrong else Finding(Level.OK, "model", str(path))
+
+
+def _unreadable(path: Path) -> str:
+    """Why no service could load a model, in plain words; empty when it looks whole."""
+    if not os.access(path, os.R_OK):
+        return f"{path} cannot be read by this user; the services run as one who must be able to"
+    if path.is_file():
+        return "" if path.suffix == ".gguf" else f"{path} is a file, and no .gguf"
+    for name in ("config.json", "tokenizer.json"):
+        if not (path / name).is_file():
+            return f"{path} lacks {name}"
+        if not os.access(path / name, os.R_OK):
+            return f"{path / name} cannot be read by this user"
+    try:
+        json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{path / 'config.json'} is no JSON: {error}"
+    weights = [*path.glob("*.safetensors"), *path.glob("*.gguf")]
+    if not weights:
+        return f"{path} has no weights: *.safetensors, or one *.gguf"
+    closed = [one.name for one in weights if not os.access(one, os.R_OK)]
+    return f"{path}: {', '.join(closed)} cannot be read by this user" if closed else ""
 
 
 def ports() -> Iterator[Finding]:
@@ -173,51 +190,3 @@ def _taken(port: int) -> bool:
         except OSError:
             return True
     return False
-
-
-def services(server: str | None, worker: str | None) -> Iterator[Finding]:
-    """What a running scheduler and a running worker say about themselves."""
-    with Client(server, timeout=3.0) as client:
-        missing = client.readiness()
-        if missing:
-            yield Finding(Level.NOTE, "scheduler", f"{client.target}: {missing}")
-        else:
-            stats = client.stats()
-            detail = f"{client.target}: ready, {stats.num_blocks} blocks of {stats.block_size} tokens"
-            yield Finding(Level.OK, "scheduler", detail)
-    addresses = [worker] if worker else [*_served_sockets(), "127.0.0.1:7451"]
-    answered = False
-    for address in addresses:
-        for finding in _ask_worker(address, named=bool(worker)):
-            answered = True
-            yield finding
-    if not answered:
-        yield Finding(Level.NOTE, "worker", "none is running here")
-
-
-def _served_sockets() -> list[str]:
-    """Sockets of workers under `octavo serve`, newest first."""
-    places = {os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"}
-    found = [path for place in places if place for path in Path(place).glob("octavo-*/worker.sock")]
-    return [f"unix:{path}" for path in sorted(set(found), reverse=True)]
-
-
-def _ask_worker(address: str, named: bool) -> Iterator[Finding]:
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        stub = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            said: worker_pb2.GetCapacityResponse = stub.GetCapacity(
-                worker_pb2.GetCapacityRequest(), timeout=3.0
-            )
-        except grpc.RpcError as error:
-            if named:
-                yield Finding(Level.FAIL, "worker", from_call(error, address).message)
-            return
-    yield Finding(Level.OK, "worker", f"{address}: {said.model_id} on {said.device}, {said.kv_dtype} KV pool")
-    pool, weights = said.memory.pool_bytes / 2**20, said.memory.weight_bytes / 2**20
-    size = (
-        f"{said.num_blocks} blocks of {said.block_size} tokens: {pool:,.0f} MiB; weights {weights:,.0f} MiB"
-    )
-    yield Finding(Level.OK, "worker pool", size)
-    for choice in said.kernels:
-        yield Finding(Level.OK, f"worker {choice.op}", f"{choice.backend}: {choice.why}")

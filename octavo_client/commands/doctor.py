@@ -13,7 +13,8 @@ from rich.text import Text
 from octavo_client import diagnosis
 from octavo_client.commands.options import add_server
 from octavo_client.console import safe, stdout_console
-from octavo_client.diagnosis import Finding, Level
+from octavo_client.diagnosis import Asked
+from octavo_client.finding import Finding, Level
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
@@ -23,6 +24,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker", metavar="ADDR", help="worker to ask (default: one that `octavo serve` started)"
     )
+    parser.add_argument("--gateway", metavar="URL", help="HTTP gateway to ask, http://host:port")
+    parser.add_argument(
+        "--prometheus",
+        metavar="URL",
+        help="Prometheus to ask whether it scrapes the services, http://host:port",
+    )
     parser.add_argument("--no-device", action="store_true", help="do not start torch to look at the device")
     add_server(parser)
 
@@ -30,9 +37,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     console = stdout_console()
     failed = False
-    for title, check in diagnosis.groups(
-        arguments.server, arguments.worker, arguments.model, device=not arguments.no_device
-    ):
+    asked = Asked(
+        server=arguments.server,
+        worker=arguments.worker,
+        gateway=arguments.gateway,
+        prometheus=arguments.prometheus,
+        model=arguments.model,
+        device=not arguments.no_device,
+    )
+    for title, check in diagnosis.groups(asked):
         console.print(Text(title, style="bold"))
         for finding in check():
             console.print(_line(finding))
