@@ -43,6 +43,7 @@ _HELP = {
     "generation-config": "none, or auto: the model folder's sampling defaults",
     "api-key-file": "API keys of the gateway, one a line",
     "served-model-name": "name of the model over HTTP",
+    "otlp-traces-endpoint": "OTLP/gRPC collector for the spans of all of them",
     "record": "file for the log of the scheduler's inputs, for octavo replay",
 }
 
@@ -105,7 +106,7 @@ def stack_options(arguments: argparse.Namespace) -> stack.StackOptions:
         for name, value in vars(arguments).items()
         if name.startswith("flag_") and value is not None
     }
-    for name in stack.GATEWAY_FLAGS:
+    for name in {*stack.GATEWAY_FLAGS} - {*stack.WORKER_FLAGS, *stack.SCHEDULER_FLAGS}:
         if name in values and not arguments.http:
             raise InvalidArgument(f"--{name}: is the gateway's; give --http too", field=name)
     if arguments.no_prefix_cache:

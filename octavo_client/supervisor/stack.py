@@ -43,6 +43,7 @@ WORKER_FLAGS = (
     "threads",
     "load-format",
     "num-layers",
+    "otlp-traces-endpoint",
 )
 SCHEDULER_FLAGS = (
     "max-num-seqs",
@@ -53,9 +54,10 @@ SCHEDULER_FLAGS = (
     "check-invariants",
     "record",
     "generation-config",
+    "otlp-traces-endpoint",
 )
 SCHEDULER_SWITCHES = ("no-prefix-cache",)
-GATEWAY_FLAGS = ("api-key-file", "served-model-name")
+GATEWAY_FLAGS = ("api-key-file", "served-model-name", "otlp-traces-endpoint")
 
 
 @dataclass(frozen=True)
