@@ -32,6 +32,12 @@ _STATUSES = {
     grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
 }
 _CODES = {"EXCEEDS_MODEL_LEN": "context_length_exceeded"}
+_WHOLE = {
+    "queue_timeout.seconds": "queue_timeout",
+    "response_format.regex": "structured_outputs.regex",
+    "response_format.ebnf": "structured_outputs.grammar",
+}
+"""Fields whose path over HTTP is another altogether."""
 _GROUPS = ("sampling.", "stopping.", "output.", "chat.")
 _NAMES = {
     "text": "prompt",
@@ -106,6 +112,8 @@ def _kind(status: HTTPStatus) -> str:
 
 def _param(field: str, names: Mapping[str, str]) -> str:
     """The HTTP name of a field's path: `stopping.stop[0]` is `stop[0]`, `text` is `prompt`."""
+    if field in _WHOLE:
+        return _WHOLE[field]
     for group in _GROUPS:
         if field.startswith(group):
             field = field.removeprefix(group)

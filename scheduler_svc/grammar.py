@@ -7,7 +7,7 @@ leaves this module is within the limits of octavo.grammars, so that the worker c
 import json
 from functools import lru_cache
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from octavo.errors import InvalidArgument
@@ -37,7 +37,28 @@ def grammar_of(kind: str, text: str) -> str:
     )
     if failed:
         raise _invalid(field, complaints[0])
+    stuck = _cannot_begin(grammar)
+    if stuck:
+        raise _invalid(field, stuck)
     return grammar
+
+
+def _cannot_begin(grammar: str) -> str:
+    """Why neither a first byte nor the end is allowed, so that every token of any model would be barred;
+    empty when one is.
+    """
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+    matcher.compute_bitmask()
+    if not matcher.is_error():
+        return ""
+    why = matcher.get_error()
+    return "no text fits the grammar" if why.startswith("NoExtension") else why
+
+
+@lru_cache(maxsize=1)
+def _bytes() -> LLTokenizer:
+    """A tokenizer whose tokens are the single bytes."""
+    return LLTokenizer("byte")
 
 
 def _translated(kind: str, text: str) -> str:

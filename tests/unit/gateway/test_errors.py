@@ -49,6 +49,9 @@ def test_the_table_above_has_every_leaf() -> None:
         ("chat.tools_json[0].function", "tools[0].function"),
         ("chat.template_kwargs_json.tools", "chat_template_kwargs.tools"),
         ("response_format.json_schema", "response_format.json_schema"),
+        ("response_format.regex", "structured_outputs.regex"),
+        ("response_format.ebnf", "structured_outputs.grammar"),
+        ("queue_timeout.seconds", "queue_timeout"),
         ("n", "n"),
     ],
 )

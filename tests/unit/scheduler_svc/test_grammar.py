@@ -15,6 +15,11 @@ GOOD = {
     "ebnf": ['root ::= "a" b\nb ::= [0-9]+ | "x"', 'start: "a" B\nB: /[0-9]+/'],
 }
 
+AMBIGUOUS = "start: a0\n" + "\n".join(
+    f'a{n}: "x"? | a{(n + 1) % 1500} a{(n + 2) % 1500}' for n in range(1500)
+)
+"""Any of 1,500 rules may begin with any other: a step over it took seconds."""
+
 
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in GOOD.items() for text in texts])
 def test_a_good_grammar_passes(kind: str, text: str) -> None:
@@ -31,6 +36,8 @@ def test_a_good_grammar_passes(kind: str, text: str) -> None:
         ("regex", "(", "unclosed group"),
         ("ebnf", 'root ::= "a" other', "other"),
         ("ebnf", "start: missing", 'unknown name: "missing"'),
+        ("ebnf", "start: start", "no text fits the grammar"),
+        ("ebnf", "start: /[^\\x00-\\U0010FFFF]/", "no text fits the grammar"),
     ],
 )
 def test_a_bad_one_is_refused_with_its_field_and_the_reason_in_one_line(
@@ -52,6 +59,7 @@ def test_a_bad_one_is_refused_with_its_field_and_the_reason_in_one_line(
         ("ebnf", "start: " + "(" * 5000 + '"a"' + ")" * 5000),
         ("ebnf", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
         ("json_schema", "[" * 60_000),
+        ("ebnf", AMBIGUOUS),
     ],
 )
 def test_a_grammar_too_large_to_compile_is_refused(kind: str, text: str) -> None:
