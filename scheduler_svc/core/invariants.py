@@ -119,16 +119,20 @@ def _transfers(session: Session) -> Iterator[str]:
 
 
 def _index(session: Session) -> Iterator[str]:
-    """I3: the index holds exactly the cached blocks, under their keys, each content with one uid."""
+    """I3: the index holds exactly the cached blocks, under their keys, a full block's content with one uid.
+
+    A part-filled block has no child, and is published again when its equal stands behind too many siblings.
+    """
     index, pool = session.manager.index, session.manager.pool
     cached = np.flatnonzero(pool.cached).tolist()
     if index.num_entries != len(cached):
         yield f"I3: {index.num_entries} entries for {len(cached)} findable blocks"
-    uid_of: dict[tuple[int, bytes], int] = {}
+    uid_of: dict[tuple[int, bytes, int], int] = {}
     alive = set(index.uids[cached].tolist())
     for block in cached:
         uid, parent = int(index.uids[block]), int(index.parents[block])
-        content = (parent, index.tokens[block, : index.fill[block]].tobytes())
+        fill = int(index.fill[block])
+        content = (parent, index.tokens[block, :fill].tobytes(), -1 if fill == index.block_size else block)
         if uid <= 0 or uid_of.setdefault(content, uid) != uid:
             yield f"I3: block {block} has uid {uid}, its content {uid_of[content]}"
         if parent >= 0 and parent not in alive:

@@ -7,6 +7,7 @@ import pytest
 
 from scheduler_svc.core.block_hash import xxh3_128
 from scheduler_svc.core.plan import Capacity, Epoch, FinishReason, SchedulerConfig, SeqId
+from scheduler_svc.core.prefix_index import MAX_SIBLINGS
 from tests.fakes.core_driver import CoreDriver
 
 TEXT = list(range(1, 101))
@@ -255,3 +256,15 @@ def test_the_pool_map_adds_up() -> None:
     assert stats.block_refs - stats.blocks_active == 2
     assert int(pool.fill[pool.ref_count > 0].sum()) == stats.slots_filled
     assert stats.slots_allocated == 4 * stats.blocks_active
+
+
+def test_a_part_filled_block_written_twice_is_no_broken_invariant() -> None:
+    """Behind more siblings than a look-up reads, an equal block is not seen and is made findable again;
+    `run` audits every step.
+    """
+    core = CoreDriver(64, 8)
+    endings = [*range(100, 101 + MAX_SIBLINGS), 100]
+    for last in endings:
+        core.add([*TEXT[:3], last], 1)
+        core.run()
+    assert core.flush() == len(endings), "each left its block"
