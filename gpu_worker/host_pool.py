@@ -65,7 +65,7 @@ def num_host_blocks(swap_space: float, bytes_per_block: int, free_bytes: int, he
 
     Raises SettingsError with the numbers when it holds no block, or more than the host has free.
     """
-    wanted = int(swap_space * GIB)
+    wanted = swap_space * GIB
     if not wanted:
         return 0
     room = free_bytes - held_bytes
@@ -80,7 +80,7 @@ def num_host_blocks(swap_space: float, bytes_per_block: int, free_bytes: int, he
             f"swap_space: {swap_space:g} GiB, but one block takes {bytes_per_block / GIB:.3g} GiB; "
             "raise --swap-space, or set it to 0"
         )
-    return wanted // bytes_per_block
+    return int(wanted // bytes_per_block)
 
 
 def wanted_host_blocks(swap_space: float | None, is_shared: bool, bytes_per_block: int) -> int:

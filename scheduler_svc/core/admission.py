@@ -59,7 +59,9 @@ def refusal_of(request: NewRequest, capacity: Capacity, max_rows: int) -> Refusa
 
 
 def _refusal_of_group(request: NewRequest, capacity: Capacity, stored: int) -> Refusal | None:
-    """Branches share the full blocks of the prompt, and nothing after them."""
+    """Branches share the full blocks of the prompt, and of what they write themselves nothing."""
+    if stored == len(request.prompt):
+        return None  # one token each, which none of them stores
     size, limit = capacity.block_size, capacity.num_blocks
     shared = len(request.prompt) // size
     own = -(-stored // size) - shared

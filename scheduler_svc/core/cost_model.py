@@ -33,9 +33,14 @@ class Rate:
 
     def observe(self, units: float, seconds: float) -> None:
         """Measurements of nothing, or of no time, teach nothing."""
-        if units > 0 and seconds > 0:
+        if units > 0:
+            self.observe_part(units, seconds)
+
+    def observe_part(self, units: float, whole: float) -> None:
+        """The same for units of so many, of which none is a measurement too."""
+        if whole > 0:
             self._units = KEPT * self._units + units
-            self._seconds = KEPT * self._seconds + seconds
+            self._seconds = KEPT * self._seconds + whole
 
 
 @dataclass(slots=True)
@@ -55,6 +60,10 @@ class CostModel:
 
     def swap_seconds(self, num_bytes: int) -> float:
         return num_bytes / self.out.per_second + num_bytes / self.back.per_second
+
+    def observe_found(self, tokens: int, findable: int) -> None:
+        """What the index still held of a sequence that comes back by recompute."""
+        self.found.observe_part(min(tokens, findable), findable)
 
     def observe_decode(self, seconds: float) -> None:
         """A step of decodes alone."""

@@ -81,7 +81,7 @@ def explain(
     lost_at = seq.preempted_at if waits else None
     return Explanation(
         view=view_of(lifecycle, seq),
-        reasons=_reasons(session, need, promised, len(before)) if waits else (),
+        reasons=_reasons(session, subject, need, promised, len(before)) if waits else (),
         ahead=len(before),
         first_ahead=tuple(other.seq_id for other in before[:NAMED]),
         need=need,
@@ -103,11 +103,13 @@ def _need(session: Session, config: SchedulerConfig, counters: Counters, seq: Se
     return need
 
 
-def _reasons(session: Session | None, need: Need | None, promised: int, ahead: int) -> tuple[WaitReason, ...]:
+def _reasons(
+    session: Session | None, seq: Sequence, need: Need | None, promised: int, ahead: int
+) -> tuple[WaitReason, ...]:
     if session is None or need is None:
         return (WaitReason.NO_WORKER,)
     holds = {
-        WaitReason.NO_ROW: session.rows.num_free == 0,
+        WaitReason.NO_ROW: session.rows.num_free <= len(seq.followers),
         WaitReason.BEHIND_OTHERS: ahead > 0,
         WaitReason.NO_BLOCKS: need.total > session.manager.pool.available - promised,
     }

@@ -53,16 +53,23 @@ class HostTier:
         return len(self._leaving)
 
     def swap_out(
-        self, seq_id: SeqId, stay: Tenure, device: Int32Array, computed: int, step_id: StepId
+        self,
+        seq_id: SeqId,
+        stay: Tenure,
+        device: Int32Array,
+        computed: int,
+        step_id: StepId,
+        flushed: bool = False,
     ) -> Int32Array:
         """Takes host blocks for these device blocks; there must be so many. Returns them [n].
 
-        step_id: the plan that moves them. stay: the sequence's, which ends with it.
+        step_id: the plan that moves them. stay: the sequence's, which ends with it. flushed: what they hold
+        is not to be found.
         """
         assert len(device) <= self.num_free
         self.num_free -= len(device)
         taken = self._free[self.num_free : self.num_free + len(device)][::-1].copy()
-        copy = HostCopy(taken, device, computed)
+        copy = HostCopy(taken, device, computed, flushed=flushed)
         self.copies[seq_id] = copy
         self._leaving.setdefault(step_id, []).append(copy)
         self.departed[stay] = seq_id

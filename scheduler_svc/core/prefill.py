@@ -173,14 +173,15 @@ class PrefillPass:
             return False
         spare, running = manager.pool.available - promised_blocks(session), session.rows.count
         reserve = reserve_of(session, self.config)
-        spare -= reserve
+        beside = reserve + (len(seq.followers) if running else 0)  # branches may leave while it waits
+        spare -= beside
         if running and session.blocked.holds(seq.arrival, spare, manager.index.num_published):
             return False
         copy = session.copy_of(seq)
         if copy is not None and not copy.done:
             return False
         match, need = admission_of(session, self.config, seq, self.step_id)
-        needed = need.total - reserve
+        needed = need.total - beside
         if needed > spare:
             session.blocked = Blocked(seq.arrival, needed, manager.index.num_published)
             return False
@@ -197,7 +198,7 @@ class PrefillPass:
         chunk = Chunk(seq, row, int(session.rows.tenure[row]), start, start, pending)
         self.chunks[row] = chunk
         if copy is None:
-            self.swapping.recomputes(seq)
+            self.swapping.recomputes(seq, start)
         else:
             self.swapping.swap_in(session, chunk, copy, self.step_id)
         session.batch.set_up_row(seq)

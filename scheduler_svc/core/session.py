@@ -25,8 +25,8 @@ PREFILL_SHARE = 16
 class Blocked:
     """The sequence at the head of the queue that did not fit, so that it is not matched again in vain.
 
-    needed: blocks it lacked beside the reserve, hits on idle ones counted. num_published: of the index, at
-    that time.
+    needed: blocks it lacked beside the reserve and those for further branches, hits on idle ones counted.
+    num_published: of the index, at that time.
     """
 
     arrival: int = -1

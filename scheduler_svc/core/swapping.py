@@ -37,8 +37,11 @@ class Swapping:
         self._counters = counters
 
     def session_opened(self) -> None:
-        """Another worker has other rates."""
+        """Another worker has other rates, and nothing of what was findable on the last one."""
         self.model = CostModel()
+        for seq in self._lifecycle.waiting.sequences():
+            if seq.decision is not None:
+                seq.decision.findable = 0
 
     # The choice
 
@@ -120,8 +123,9 @@ class Swapping:
     ) -> None:
         rows, row = session.rows, victim.row
         device, computed = rows.blocks_of(row).copy(), int(rows.scheduled[row])
+        flushed = not rows.caches[row]  # since it was admitted, or it never publishes
         self._note(session, victim, decision)
-        taken = host.swap_out(victim.seq_id, (row, int(rows.tenure[row])), device, computed, step_id)
+        taken = host.swap_out(victim.seq_id, (row, int(rows.tenure[row])), device, computed, step_id, flushed)
         session.manager.pool.pin(device)
         session.batch.swap_out(device, taken)
         self._counters.blocks_swapped_out += len(device)
@@ -157,9 +161,13 @@ class Swapping:
         chunk.swapped_in = len(moved)
         self._counters.blocks_swapped_in += len(moved)
 
-    def recomputes(self, seq: Sequence) -> None:
-        """A preempted sequence comes back by recompute; if it was swapped out, its copy was lost."""
+    def recomputes(self, seq: Sequence, found: int) -> None:
+        """A preempted sequence comes back by recompute, with that many tokens from the index; if it was
+        swapped out, its copy was lost.
+        """
         decision = seq.decision
+        if decision is not None:
+            self.model.observe_found(found, decision.findable)
         if decision is not None and decision.mode is Mode.SWAP:
             self.record.lost_tokens[Mode.SWAP] += decision.computed
             self._counters.preempted_tokens += decision.computed

@@ -87,6 +87,9 @@ def _no_contradiction(parser: argparse.ArgumentParser, given: Arguments) -> None
         parser.error(f"--n {given.n}: must be at most --max-num-seqs {given.max_num_seqs}")
     if given.preemption == "swap" and not given.swap_tokens:
         parser.error("--preemption swap: needs --swap-tokens, the size of the host tier")
+    if 0 < given.swap_tokens < max(given.block_sizes):
+        size = max(given.block_sizes)
+        parser.error(f"--swap-tokens {given.swap_tokens}: less than a block of {size} tokens")
     if given.one_at_a_time and given.arrival_scale != 1.0:
         parser.error(f"--arrival-scale {given.arrival_scale:g}: has no meaning with --one-at-a-time")
     if given.max_prefill_chunk > given.max_num_batched_tokens:

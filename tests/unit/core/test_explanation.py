@@ -129,3 +129,13 @@ def test_without_a_worker_everybody_waits_for_one() -> None:
     core = CoreDriver(4, 2, ready=False)
     found = explain(core, core.add([1], 1))
     assert (found.reasons, found.need, found.next_evicted.tolist()) == ((WaitReason.NO_WORKER,), None, [])
+
+
+def test_a_group_without_a_row_for_every_branch_waits_for_rows() -> None:
+    core = CoreDriver(64, 4, SchedulerConfig(max_num_seqs=3))
+    core.add(range(8), 30)
+    core.step()
+    leader = core.add(range(50, 58), 2, n=3)
+    core.step()
+    assert explain(core, leader).reasons == (WaitReason.NO_ROW,)
+    assert explain(core, leader).free_rows == 2

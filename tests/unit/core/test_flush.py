@@ -5,7 +5,7 @@ Edge case: cache reset while blocks are in use.
 
 import pytest
 
-from scheduler_svc.core.plan import FinishReason, SchedulerConfig, SeqId
+from scheduler_svc.core.plan import FinishReason, PreemptionMode, SchedulerConfig, SeqId
 from tests.fakes.core_driver import CoreDriver
 
 TEXT = list(range(1, 41))
@@ -102,3 +102,20 @@ def test_a_preempted_sequence_computes_anew_what_was_flushed() -> None:
 def test_a_flush_without_a_worker_forgets_nothing() -> None:
     core = CoreDriver(8, 2, ready=False)
     assert core.flush() == 0
+
+
+def test_what_was_computed_before_a_flush_is_not_found_when_it_was_swapped_out_since() -> None:
+    config = SchedulerConfig(preemption=PreemptionMode.SWAP, max_num_seqs=4)
+    core = CoreDriver(12, 4, config, host_blocks=40)
+    core.add(range(200, 216), 30)
+    swapped = core.add(range(100, 116), 28)
+    for _ in range(2):
+        core.step()
+    assert swapped not in core.swapped_out
+    core.flush()
+    core.run()
+    assert swapped in core.swapped_out
+    later = core.add([*range(100, 116), 1], 2)
+    core.run()
+    assert core.cached[later] == 0
+    core.check_outputs()

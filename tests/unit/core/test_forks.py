@@ -198,3 +198,25 @@ def test_ids_of_branches_count_as_live() -> None:
     core._next_id = 2
     with pytest.raises(ValueError, match="seq_id 2 is live"):
         core.offer([1], max_tokens=1)
+
+
+def test_branches_that_store_nothing_of_their_own_fit_where_the_prompt_fits() -> None:
+    core = CoreDriver(2, 16)
+    first = core.add(range(17), 1, n=4)
+    core.run()
+    assert [core.reason(first + branch) for branch in range(4)] == [FinishReason.LENGTH] * 4
+    core.check_outputs()
+
+
+def test_a_waiting_group_needs_less_once_branches_have_left() -> None:
+    """Nothing is published and nothing ends meanwhile, so only their leaving can let it in."""
+    core = CoreDriver(12, 4, SchedulerConfig(watermark_blocks=0))
+    core.add(range(8), 36, use_prefix_cache=False)
+    core.step()
+    leader = core.add(range(50, 66), 2, n=7)
+    core.step()
+    assert leader not in core.cached
+    for branch in range(6, 0, -1):
+        core.abort(leader + branch)
+    core.step()
+    assert leader in core.cached

@@ -242,3 +242,32 @@ def test_a_host_tier_that_is_not_needed_costs_a_few_calls_a_step() -> None:
 
     for rows in (8, 64):
         assert calls(1000, rows) - calls(0, rows) <= 20 * 12
+
+
+def test_what_recomputes_find_again_weighs_what_is_findable() -> None:
+    model = CostModel()
+    model.observe_found(0, 0)  # teaches nothing
+    assert model.recompute_seconds(100, 100) == pytest.approx(50 / GUESSED_TOKENS_PER_SECOND)
+    model.observe_found(0, 100)
+    assert model.recompute_seconds(100, 100) == pytest.approx(100 / GUESSED_TOKENS_PER_SECOND, rel=1e-3)
+    for _ in range(100):
+        model.observe_found(150, 100)
+    assert model.recompute_seconds(100, 100) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_sequence_that_comes_back_teaches_what_was_found_of_it(lost: bool) -> None:
+    """After a lost worker it does not: what was findable is no more, and that is nobody's estimate."""
+    core = CoreDriver(20, 4, SchedulerConfig(watermark_blocks=0))
+    crowd(core, 2)
+    while not core.core.stats().counters.preemptions:
+        core.step()
+    model = core.core._swapping.model
+    if lost:
+        core.worker_lost()
+        core.worker_ready()
+        model = core.core._swapping.model
+    before = model.found.per_second
+    core.run(max_steps=500)
+    assert core.core.stats().counters.preemptions == 1
+    assert (model.found.per_second != before) is not lost

@@ -104,6 +104,7 @@ def test_other_settings_are_taken(tmp_path: Path) -> None:
             "9000: must be at most --max-num-batched-tokens 2048",
         ),
         (["--preemption", "swap"], "--preemption swap: needs --swap-tokens"),
+        (["--swap-tokens", "15"], "--swap-tokens 15: less than a block of 16 tokens"),
         (["--n", "300"], "--n 300: must be at most --max-num-seqs 256"),
         (["--colour"], "unrecognized arguments: --colour"),
     ],

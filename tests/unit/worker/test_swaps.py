@@ -1,5 +1,6 @@
 """Plans that swap, checked and obeyed: bounds, order in a step, acknowledgements; sizes of the host tier."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,6 +158,8 @@ def test_the_host_tier_is_as_large_as_asked_for() -> None:
     [
         (20.0, GIB, 10 * GIB, 0, ("20 GiB", "10 GiB of host memory are free", "--swap-space")),
         (8.0, GIB, 10 * GIB, 5 * GIB, ("8 GiB", "5 GiB of them", "at most 5 GiB")),
+        (math.inf, GIB, 10 * GIB, 0, ("inf GiB", "at most 10 GiB", "--swap-space")),
+        (1e-12, GIB, 10 * GIB, 0, ("1e-12 GiB", "one block takes 1 GiB", "--swap-space")),
         (0.5, GIB, 10 * GIB, 0, ("0.5 GiB", "one block takes 1 GiB", "--swap-space")),
     ],
 )
