@@ -1,7 +1,6 @@
 """Commands of the documentation: marked, and made of parts that exist. tests/e2e/cli runs those marked so."""
 
 import functools
-import importlib.util
 import re
 import subprocess
 import sys
@@ -44,8 +43,3 @@ def test_an_octavo_command_and_its_flags_exist(command: str) -> None:
 def test_a_task_exists(command: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.search(rf"^{command.split()[1]}:", makefile, re.MULTILINE)
-
-
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one.startswith("python -m ")])
-def test_a_module_exists(command: str) -> None:
-    assert importlib.util.find_spec(command.split()[2]) is not None
