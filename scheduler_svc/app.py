@@ -198,6 +198,7 @@ def core_config(settings: Settings) -> SchedulerConfig:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_prefill_chunk=settings.max_prefill_chunk,
         watermark_blocks=settings.watermark_blocks,
+        priority_aging=settings.priority_aging,
         depth=settings.depth,
         prefix_cache=settings.prefix_cache,
         preemption=PreemptionMode(settings.preemption),

@@ -49,6 +49,10 @@ class Settings(BaseSettings):
     max_prefill_chunk: int = Field(
         0, ge=0, description="new tokens of one sequence in a step; 0: no bound of its own"
     )
+    priority_aging: float = Field(
+        60.0, ge=0, allow_inf_nan=False,
+        description="seconds of waiting that weigh as much as one step of priority; 0: priorities are strict",
+    )  # fmt: skip
     watermark_blocks: int = Field(1, ge=0, description="blocks that an admission leaves free")
     depth: int = Field(2, ge=1, le=2, description="steps in flight")
     preemption: Literal["recompute", "swap", "auto"] = Field(

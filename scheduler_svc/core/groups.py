@@ -9,10 +9,11 @@ from scheduler_svc.core.plan import Int32Array, NewRequest
 from scheduler_svc.core.sequence import SeqState, Sequence
 
 
-def new_group(request: NewRequest, arrival: int, now: float, tokens: Int32Array) -> Sequence:
+def new_group(request: NewRequest, arrival: int, now: float, tokens: Int32Array, rank: float) -> Sequence:
     """The leader of a new request's n branches; branch i has arrival number arrival + i."""
     leader, *followers = (
-        Sequence(request, arrival + branch, now, tokens, branch=branch) for branch in range(request.n)
+        Sequence(request, arrival + branch, now, tokens, rank=rank, branch=branch)
+        for branch in range(request.n)
     )
     _lead(leader, followers)
     return leader

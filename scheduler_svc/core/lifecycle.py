@@ -4,6 +4,8 @@ Owns the live set, the queue and the notices; does not decide who runs. Invarian
 queue, in a row, or a follower of one that is, and one that ended is known to nobody here.
 """
 
+import math
+
 import numpy as np
 
 from scheduler_svc.core.groups import leave, new_group
@@ -11,13 +13,20 @@ from scheduler_svc.core.kv_events import KvLog
 from scheduler_svc.core.plan import Admitted, Finished, FinishReason, NewRequest, Notices, SeqId
 from scheduler_svc.core.sequence import SeqState, Sequence
 from scheduler_svc.core.session import Session
-from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.waiting_queue import WaitingQueue, rank_of
 
 
 class Lifecycle:
-    """`session` is None while there is no worker: then all live sequences wait."""
+    """`session` is None while there is no worker: then all live sequences wait. priority_aging: seconds of
+    waiting that weigh as much as one step of priority, 0: priorities are strict.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, priority_aging: float) -> None:
+        if not 0 <= priority_aging < math.inf:
+            raise ValueError(
+                f"priority_aging must be a finite number of seconds, 0 or more: {priority_aging}"
+            )
+        self._priority_aging = priority_aging
         self.live: dict[SeqId, Sequence] = {}
         self.waiting = WaitingQueue()
         self.session: Session | None = None
@@ -36,7 +45,8 @@ class Lifecycle:
         for seq_id in range(request.seq_id, request.seq_id + request.n):
             if seq_id in self.live:
                 raise ValueError(f"seq_id {seq_id} is live")
-        leader = new_group(request, self._arrivals, now, np.asarray(request.prompt, np.int32))
+        rank = rank_of(request.priority, now, self._priority_aging)
+        leader = new_group(request, self._arrivals, now, np.asarray(request.prompt, np.int32), rank)
         self._arrivals += request.n
         for seq in (leader, *leader.followers):
             self.live[seq.seq_id] = seq

@@ -84,7 +84,8 @@ class SchedulerConfig:
     max_num_seqs: rows of a step. max_num_batched_tokens: new tokens of a step. max_prefill_chunk: new tokens
     of one row in a step (0: no bound but the budget). watermark_blocks: blocks left free by an admission, but
     on an empty pool; more when many sequences run. depth: steps in flight (1 or 2). match_inside_blocks: a
-    cached block that begins as the prompt goes on is copied. hash_seed: 16 random bytes, the root parent of
+    cached block that begins as the prompt goes on is copied. priority_aging: seconds of waiting that weigh as
+    much as one step of priority (0: priorities are strict). hash_seed: 16 random bytes, the root parent of
     the prefix index.
     """
 
@@ -93,6 +94,7 @@ class SchedulerConfig:
     max_prefill_chunk: int = 0
     watermark_blocks: int = 1
     depth: int = 2
+    priority_aging: float = 60.0
     prefix_cache: bool = True
     match_inside_blocks: bool = True
     preemption: PreemptionMode = PreemptionMode.AUTO

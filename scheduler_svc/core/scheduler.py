@@ -65,7 +65,7 @@ class Scheduler:
         self._hash_block = hash_block
         self._counters = Counters()
         self._ages = Ages()
-        self._lifecycle = Lifecycle()
+        self._lifecycle = Lifecycle(config.priority_aging)
         self._swapping = Swapping(self._lifecycle, config, self._counters)
         self._results = ResultTaker(self._lifecycle, self._counters, self._swapping)
         self._last_step = StepId(0)

@@ -31,7 +31,7 @@ def _no_keys() -> UInt64Array:
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One branch of a live request. arrival: its number in order of `add`; arrived_at: seconds on the
-    caller's clock.
+    caller's clock. rank: see `rank_of`.
 
     followers: the branches that wait for this one to compute the prompt; leader: the one that this waits for.
     keys: [n, 2] of the full blocks of `tokens`, hashed once; keys_of: the (fingerprint, block_size) they are
@@ -42,6 +42,7 @@ class Sequence:
     arrival: int
     arrived_at: float
     tokens: Int32Array
+    rank: float
     state: SeqState = SeqState.WAITING
     row: int = NO_ROW
     keys: UInt64Array = field(default_factory=_no_keys)
@@ -71,9 +72,9 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[float, int]:
         """Smaller is served first and preempted last."""
-        return (self.request.priority, self.arrival)
+        return (self.rank, self.arrival)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The sequences that wait for a row, best first: by priority, then by arrival.
+"""The sequences that wait for a row, best first: by rank, then by arrival.
 
 Owns their order; does not know why they wait. Invariant: a preempted sequence stands before every younger one
-of its priority, adding, taking and removing cost O(log n), and removed entries never outnumber the live ones
+of its rank, adding, taking and removing cost O(log n), and removed entries never outnumber the live ones
 by more than a few.
 """
 
@@ -12,11 +12,21 @@ from scheduler_svc.core.sequence import Sequence
 _SLACK = 64
 
 
+def rank_of(priority: int, arrived_at: float, aging: float) -> float:
+    """Smaller is better. aging: seconds of waiting that weigh as much as one step of priority.
+
+    Two that wait age alike, so who is better never changes, and the rank is fixed at arrival: after
+    `aging * d` seconds nobody who arrives with a priority d steps better stands before. 0: only priorities
+    count.
+    """
+    return arrived_at + priority * aging if aging else float(priority)
+
+
 class WaitingQueue:
-    """A heap of (priority, arrival, sequence) with lazy removal."""
+    """A heap of (rank, arrival, sequence) with lazy removal."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Sequence]] = []
+        self._heap: list[tuple[float, int, Sequence]] = []
         self._present: dict[int, Sequence] = {}  # by arrival number
 
     def __len__(self) -> int:

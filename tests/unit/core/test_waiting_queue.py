@@ -4,12 +4,13 @@ import numpy as np
 
 from scheduler_svc.core.plan import NewRequest, SeqId
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.waiting_queue import WaitingQueue, rank_of
 
 
 def sequence(arrival: int, priority: int = 0) -> Sequence:
     prompt = np.ones(1, np.int32)
-    return Sequence(NewRequest(SeqId(arrival), prompt, priority=priority), arrival, 0.0, prompt)
+    request = NewRequest(SeqId(arrival), prompt, priority=priority)
+    return Sequence(request, arrival, 0.0, prompt, rank_of(priority, 0.0, 60.0))
 
 
 def test_priority_then_arrival() -> None:
