@@ -14,7 +14,9 @@ from tests.harness.service_run import Runner
 from tests.harness.settings import Setting
 from tests.harness.verdict import Verdict
 
-CALM = Setting(crowd=True, cache=False, chunked=False, small_pool=False, depth_two=True, killed=False)
+CALM = Setting(
+    crowd=True, cache=False, chunked=False, small_pool=False, depth_two=True, killed=False, swaps=False
+)
 
 
 @pytest.mark.timeout(300)

@@ -49,10 +49,24 @@ def test_fifty_prompts_give_transformers_tokens(processes: Processes, reference:
     the whole output the reference's own greedy one.
     """
     settings = [
-        Setting(crowd=True, cache=True, chunked=False, small_pool=False, depth_two=True, killed=False),
-        Setting(crowd=False, cache=False, chunked=True, small_pool=False, depth_two=False, killed=False),
-        Setting(crowd=True, cache=False, chunked=True, small_pool=True, depth_two=False, killed=False),
-        Setting(crowd=True, cache=True, chunked=True, small_pool=True, depth_two=True, killed=True),
+        Setting(
+            crowd=True, cache=True, chunked=False, small_pool=False, depth_two=True, killed=False, swaps=False
+        ),
+        Setting(
+            crowd=False,
+            cache=False,
+            chunked=True,
+            small_pool=False,
+            depth_two=False,
+            killed=False,
+            swaps=False,
+        ),
+        Setting(
+            crowd=True, cache=False, chunked=True, small_pool=True, depth_two=False, killed=False, swaps=False
+        ),
+        Setting(
+            crowd=True, cache=True, chunked=True, small_pool=True, depth_two=True, killed=True, swaps=True
+        ),
     ]
     verdict = Verdict("SmolLM2-135M-Instruct, float32")
     publish(verdict, run_settings(verdict, processes, reference, settings, ALONE_PROMPTS))
