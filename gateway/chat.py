@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from gateway import generation
+from gateway.answering import answer
 from gateway.bodies import ChatBody, plain_messages
-from gateway.errors import from_octavo, refused
+from gateway.errors import refused
 from gateway.exchange import Exchange
 from gateway.gate import Gate
 from gateway.generation import UsageSum
@@ -21,7 +22,6 @@ from gateway.logprobs import for_chat
 from gateway.model_card import Card
 from gateway.parameters import options_of
 from gateway.shapes import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage
-from octavo.errors import OctavoError
 from octavo_client.types import Accepted, Choice, Delta, Event, Finished, PositionLogprobs, Request
 
 _NAMES = {"logprobs": "top_logprobs"}
@@ -35,21 +35,13 @@ class ChatCompletions:
 
     async def __call__(self, exchange: Exchange) -> None:
         body = await self._gate.parsed(ChatBody, exchange.body)
-        card = await self._gate.cards.named(body.model)
-        call_id = generation.new_id("chatcmpl", exchange.headers.get("x-request-id", ""))
-        exchange.answer_headers["x-request-id"] = call_id
-        answer = _Answer(call_id, card, body, self._request(body, call_id, exchange.key))
-        try:
-            if body.stream:
-                await answer.stream(self._gate, exchange)
-            else:
-                await exchange.json(await answer.whole(self._gate))
-        except OctavoError as error:
-            raise from_octavo(error, _NAMES) from None
+
+        def begin(call_id: str, card: Card) -> _Answer:
+            return _Answer(call_id, card, body, self._request(body, call_id, exchange.key))
+
+        await answer(self._gate, exchange, body, "chatcmpl", begin, _NAMES)
 
     def _request(self, body: ChatBody, call_id: str, key: str) -> Request:
-        if body.stream_options is not None and not body.stream:
-            raise refused("stream_options", "is only for stream: true")
         if body.top_logprobs is not None and not body.logprobs:
             raise refused("top_logprobs", "is only for logprobs: true")
         options = options_of(

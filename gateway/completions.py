@@ -12,8 +12,9 @@ from contextlib import aclosing
 from typing import Any
 
 from gateway import generation
+from gateway.answering import answer
 from gateway.bodies import DEFAULT_COMPLETION_TOKENS, CompletionBody
-from gateway.errors import from_octavo, refused
+from gateway.errors import refused
 from gateway.exchange import Exchange
 from gateway.gate import Gate
 from gateway.generation import Numbered, UsageSum
@@ -21,7 +22,6 @@ from gateway.logprobs import for_completion
 from gateway.model_card import Card
 from gateway.parameters import options_of
 from gateway.shapes import Completion, CompletionChoice, CompletionLogprobs
-from octavo.errors import OctavoError
 from octavo_client.types import Accepted, Delta, Finished, PositionLogprobs, Request
 
 
@@ -33,21 +33,13 @@ class Completions:
 
     async def __call__(self, exchange: Exchange) -> None:
         body = await self._gate.parsed(CompletionBody, exchange.body)
-        card = await self._gate.cards.named(body.model)
-        call_id = generation.new_id("cmpl", exchange.headers.get("x-request-id", ""))
-        exchange.answer_headers["x-request-id"] = call_id
-        answer = _Answer(call_id, card, body, self._requests(body, call_id, exchange.key))
-        try:
-            if body.stream:
-                await answer.stream(self._gate, exchange)
-            else:
-                await exchange.json(await answer.whole(self._gate))
-        except OctavoError as error:
-            raise from_octavo(error) from None
+
+        def begin(call_id: str, card: Card) -> _Answer:
+            return _Answer(call_id, card, body, self._requests(body, call_id, exchange.key))
+
+        await answer(self._gate, exchange, body, "cmpl", begin)
 
     def _requests(self, body: CompletionBody, call_id: str, key: str) -> list[Request]:
-        if body.stream_options is not None and not body.stream:
-            raise refused("stream_options", "is only for stream: true")
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         options = self._gate.salted(options_of(body, max_tokens=max_tokens, logprobs=body.logprobs), key)
         prompts = _prompts(body)

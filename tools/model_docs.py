@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from gpu_worker.models import cpu_decoder, fused_decoder
 from gpu_worker.models.registry import ARCHITECTURES, Architecture, parse_config
 from tests.fixtures.hf_families import FAMILIES, OTHERS, SIZES
+from tools.doc_tables import renewed, run
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "models.md"
@@ -91,29 +92,8 @@ def other_rows() -> list[str]:
 
 def page(text: str) -> str:
     """The page with both tables as they ought to be."""
-    out: list[str] = []
-    tables, skipping = {OWN: own_rows(), THEIRS: other_rows()}, False
-    for line in text.splitlines():
-        skipping = skipping and line.startswith("|")
-        if skipping:
-            continue
-        out.append(line)
-        if line in tables:
-            out += ["|---" * (line.count("|") - 1) + "|", *tables[line]]
-            skipping = True
-    return "\n".join(out) + "\n"
-
-
-def main() -> int:
-    text = PAGE.read_text()
-    wanted = page(text)
-    if "--write" in sys.argv:
-        PAGE.write_text(wanted)
-    elif text != wanted:
-        print("docs/models.md is stale: python -m tools.model_docs --write")
-        return 1
-    return 0
+    return renewed(text, {OWN: own_rows(), THEIRS: other_rows()})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(PAGE, page, "tools.model_docs"))

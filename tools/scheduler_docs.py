@@ -1,6 +1,6 @@
-"""The tables of docs/scheduler.md, from the code: `python -m tools.scheduler_docs [--write]`.
+"""The table of settings in docs/scheduler.md, from the code: `python -m tools.scheduler_docs [--write]`.
 
-Owns their layout; knows no text around them. Invariant: a table that is up to date is left as it is.
+Owns its layout; knows no text around it. Invariant: a table that is up to date is left as it is.
 """
 
 import sys
@@ -8,9 +8,7 @@ from pathlib import Path
 
 from octavo.settings import flag_of
 from scheduler_svc.config import Settings
-from scheduler_svc.core.stats import Counters, PoolStats
-from scheduler_svc.families import families
-from scheduler_svc.metrics import ShellMetrics
+from tools.doc_tables import renewed, run
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scheduler.md"
 
@@ -23,42 +21,10 @@ def settings_rows() -> list[str]:
     return rows
 
 
-def metric_rows() -> list[str]:
-    rows = []
-    for metric in families(PoolStats(counters=Counters()), None, False, ShellMetrics()):
-        suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
-        labels = sorted({key for sample in metric.samples for key in sample.labels} - {"le"})
-        shown = "{" + ",".join(labels) + "}" if labels else ""
-        rows.append(f"| `{metric.name}{suffix}{shown}` | {metric.type} | {metric.documentation} |")
-    return rows
-
-
 def page(text: str) -> str:
-    """The page with both tables as they ought to be."""
-    lines, out = text.splitlines(), []
-    tables = {"| flag | default | |": settings_rows(), "| name | type | |": metric_rows()}
-    skipping = False
-    for line in lines:
-        skipping = skipping and line.startswith("|")
-        if skipping:
-            continue
-        out.append(line)
-        if line in tables:
-            out += ["|---|---|---|", *tables[line]]
-            skipping = True
-    return "\n".join(out) + "\n"
-
-
-def main() -> int:
-    text = PAGE.read_text()
-    wanted = page(text)
-    if "--write" in sys.argv:
-        PAGE.write_text(wanted)
-    elif text != wanted:
-        print("docs/scheduler.md is stale: python -m tools.scheduler_docs --write")
-        return 1
-    return 0
+    """The page with its table of settings as it ought to be."""
+    return renewed(text, {"| flag | default | |": settings_rows()})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(PAGE, page, "tools.scheduler_docs"))

@@ -5,9 +5,10 @@ Owns which block holds which content; does not know sequences or reference count
 only after its key, its token ids and its parent's identity agree, so a hash collision costs a miss and never
 a wrong hit.
 
-A *uid* names one content: two blocks have the same uid if and only if their token ids and their parents' uids
-are equal, which was verified when they were published. So comparing uids compares whole prefixes. A full
-block is found by its key; what follows a block, full or not, by the identity of its parent.
+A *uid* names one content: two full blocks have the same uid if and only if their token ids and their
+parents' uids are equal, which was verified when they were published. So comparing uids compares whole
+prefixes. A tail, which is not full, has a uid of its own, for nothing follows it. A full block is found by
+its key; what follows a block, full or not, by the identity of its parent.
 """
 
 import numpy as np

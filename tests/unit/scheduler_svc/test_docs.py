@@ -7,7 +7,7 @@ from scheduler_svc.config import Settings
 from tools.scheduler_docs import PAGE, page
 
 
-def test_the_tables_of_settings_and_metrics_are_those_of_the_code() -> None:
+def test_the_table_of_settings_is_that_of_the_code() -> None:
     text = PAGE.read_text()
     assert text == page(text), "python -m tools.scheduler_docs --write"
 
