@@ -135,7 +135,8 @@ def request_table(requests: tuple[RequestView, ...], limit: int) -> RenderableTy
         table.add_column(name, justify="right")
     styles = {"running": "green", "waiting": "yellow", "preempted": "red"}
     for r in sorted(requests, key=lambda request: -request.age_seconds)[:limit]:
-        numbers = (r.prompt_tokens, r.cached_prompt_tokens, r.computed_tokens, r.output_tokens, r.blocks)
+        held = f"{r.host_blocks} host" if r.host_blocks else r.blocks
+        numbers = (r.prompt_tokens, r.cached_prompt_tokens, r.computed_tokens, r.output_tokens, held)
         last = (r.preemptions, r.priority, f"{r.age_seconds:.1f} s")
         state = Text(r.state, style=styles.get(r.state, ""))
         table.add_row(Text(safe(_name(r))), state, *(str(value) for value in (*numbers, *last)))

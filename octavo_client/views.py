@@ -14,7 +14,7 @@ import numpy.typing as npt
 @dataclass(frozen=True)
 class RequestView:
     """One live sequence as the scheduler sees it. index: which of the request's n. state: waiting, running
-    or preempted; age in seconds.
+    or preempted; age in seconds. host_blocks: those of host memory that hold it while it is swapped out.
     """
 
     request_id: str
@@ -28,6 +28,7 @@ class RequestView:
     priority: int
     age_seconds: float
     index: int = 0
+    host_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class PoolMap:
 @dataclass(frozen=True)
 class Explanation:
     """Why a request waits or what it was served. text: sentences, one a line. wait_reasons: no_worker,
-    no_row, behind_others, no_blocks, next_step; empty when it runs. missing_blocks: what its admission
+    no_row, behind_others, no_blocks, transfer, next_step; empty when it runs, or transfer when its row waits
+    for one. missing_blocks: what its admission
     lacks, 0 when nothing. next_evicted: evictable blocks, the first to go first.
     """
 

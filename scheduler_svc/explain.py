@@ -15,6 +15,7 @@ _REASONS = {
     WaitReason.NO_ROW: pb.WAIT_REASON_NO_ROW,
     WaitReason.BEHIND_OTHERS: pb.WAIT_REASON_BEHIND_OTHERS,
     WaitReason.NO_BLOCKS: pb.WAIT_REASON_NO_BLOCKS,
+    WaitReason.TRANSFER: pb.WAIT_REASON_TRANSFER,
     WaitReason.NEXT_STEP: pb.WAIT_REASON_NEXT_STEP,
 }
 
@@ -31,6 +32,7 @@ def explain_response(
         promised_blocks=found.promised,
         free_blocks=found.free_blocks,
         evictable_blocks=found.evictable_blocks,
+        fenced_blocks=found.fenced_blocks,
         free_rows=found.free_rows,
         admissions=found.admissions,
         preempted_seconds=found.preempted_for,
@@ -47,7 +49,8 @@ def explain_response(
 
 
 def _sentences(message: pb.ExplainRequestResponse) -> list[str]:
-    told = _waiting(message) if message.wait_reasons else _running(message.request)
+    runs = message.request.state == pb.REQUEST_STATE_RUNNING
+    told = _running(message) if runs else _waiting(message)
     return [*told, *_past(message), *_next(message)]
 
 
@@ -57,6 +60,8 @@ def _waiting(message: pb.ExplainRequestResponse) -> list[str]:
         told.append("Waits for a worker: none is there, nothing can run.")
     if pb.WAIT_REASON_NO_BLOCKS in reasons:
         told.append("Waits for KV blocks.")
+    if pb.WAIT_REASON_TRANSFER in reasons:
+        told.append(_transfer(message))
     if pb.WAIT_REASON_NO_ROW in reasons:
         told.append("Waits for a row: all rows of a step are taken.")
     if pb.WAIT_REASON_BEHIND_OTHERS in reasons:
@@ -82,14 +87,23 @@ def _needs(message: pb.ExplainRequestResponse) -> list[str]:
     parts_of_spare = f"{message.free_blocks} free and {message.evictable_blocks} evictable"
     if message.promised_blocks:
         parts_of_spare += f", less {message.promised_blocks} promised to prefills under way"
-    missing = f"; {total - spare} are missing" if total > spare else ""
+    fenced = f", beside {message.fenced_blocks} fenced" if message.fenced_blocks else ""
+    missing = f"; {total - spare} are missing{fenced}" if total > spare else ""
     return [
         f"It needs {_count(total, 'block')}: {', '.join(parts)}.",
         f"The pool can spare {spare}: {parts_of_spare}{missing}.",
     ]
 
 
-def _running(request: pb.RequestSummary) -> list[str]:
+def _transfer(message: pb.ExplainRequestResponse) -> str:
+    fenced = message.fenced_blocks
+    are = "is" if fenced == 1 else "are"
+    until = f"; {_count(fenced, 'block')} {are} fenced until then" if fenced else ""
+    return f"Waits for a transfer to host memory to end{until}."
+
+
+def _running(message: pb.ExplainRequestResponse) -> list[str]:
+    request = message.request
     known = request.prompt_tokens + request.output_tokens
     if not request.output_tokens and request.computed_tokens < known:
         return [
@@ -97,7 +111,8 @@ def _running(request: pb.RequestSummary) -> list[str]:
             f"in {_count(request.blocks, 'block')}."
         ]
     generated = _count(request.output_tokens, "token")
-    return [f"Runs: {generated} generated, {_count(request.blocks, 'block')} held."]
+    told = [f"Runs: {generated} generated, {_count(request.blocks, 'block')} held."]
+    return told + [_transfer(message)] * (pb.WAIT_REASON_TRANSFER in message.wait_reasons)
 
 
 def _past(message: pb.ExplainRequestResponse) -> list[str]:
@@ -110,7 +125,8 @@ def _past(message: pb.ExplainRequestResponse) -> list[str]:
     if request.preemptions:
         since = f", the last time {message.preempted_seconds:.1f} s ago"
         last = since if message.HasField("preempted_seconds") else ""
-        told.append(f"Preempted {_count(request.preemptions, 'time')}{last}.")
+        host = f"; {_count(request.host_blocks, 'block')} in host memory" if request.host_blocks else ""
+        told.append(f"Preempted {_count(request.preemptions, 'time')}{last}{host}.")
     return told
 
 

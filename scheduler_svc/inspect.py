@@ -143,6 +143,7 @@ class KvCacheService(kv_cache_pb2_grpc.KvCacheServiceServicer):
             computed_tokens=view.computed,
             output_tokens=view.output_len,
             blocks=view.num_blocks,
+            host_blocks=view.host_blocks,
             preemptions=view.preemptions,
             priority=view.priority,
             age_seconds=max(0.0, self._clock() - view.arrival),

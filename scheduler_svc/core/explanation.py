@@ -23,12 +23,15 @@ NAMED = 8
 
 
 class WaitReason(Enum):
-    """Why a sequence has no row, the most basic first; several may hold."""
+    """Why a sequence has no row, the most basic first; several may hold. TRANSFER: the end of its own
+    transfer to host memory is missing, or of one that fences the blocks it lacks; it holds of rows too.
+    """
 
     NO_WORKER = "no_worker"
     NO_ROW = "no_row"
     BEHIND_OTHERS = "behind_others"
     NO_BLOCKS = "no_blocks"
+    TRANSFER = "transfer"
     NEXT_STEP = "next_step"
 
 
@@ -36,9 +39,9 @@ class WaitReason(Enum):
 class Explanation:
     """One sequence at one moment.
 
-    reasons: why it waits, none when it runs. ahead: sequences that the queue serves first; first_ahead: the
-    first of them. need: what its admission asks of the pool, None when it runs or there is no worker.
-    promised: blocks that prefills under way still lack. preempted_for: seconds since it lost its row, None
+    reasons: why it waits, none when it runs and nothing holds its row up. ahead: sequences that the queue
+    serves first; first_ahead: the first of them. need: what its admission asks of the pool, None when it runs
+    or there is no worker. promised: blocks that prefills under way still lack. preempted_for: seconds since it lost its row, None
     when it has one or never had. next_evicted: [<= NAMED] evictable blocks, the first to go first; free ones
     go before all of them. next_victim: who loses its blocks next for lack of others, None when at most one
     runs.
@@ -52,6 +55,7 @@ class Explanation:
     promised: int
     free_blocks: int
     evictable_blocks: int
+    fenced_blocks: int
     free_rows: int
     admissions: int
     preempted_for: float | None
@@ -81,13 +85,16 @@ def explain(
     lost_at = seq.preempted_at if waits else None
     return Explanation(
         view=view_of(lifecycle, seq),
-        reasons=_reasons(session, subject, need, promised, len(before)) if waits else (),
+        reasons=_reasons(session, subject, need, promised, len(before))
+        if waits
+        else _held_up(session, subject),
         ahead=len(before),
         first_ahead=tuple(other.seq_id for other in before[:NAMED]),
         need=need,
         promised=promised,
         free_blocks=pool.num_free if pool is not None else 0,
         evictable_blocks=pool.lru.count if pool is not None else 0,
+        fenced_blocks=pool.num_fenced if pool is not None else 0,
         free_rows=session.rows.num_free if session is not None else 0,
         admissions=seq.admissions,
         preempted_for=max(0.0, now - lost_at) if lost_at is not None else None,
@@ -108,9 +115,23 @@ def _reasons(
 ) -> tuple[WaitReason, ...]:
     if session is None or need is None:
         return (WaitReason.NO_WORKER,)
+    pool, copy = session.manager.pool, session.copy_of(seq)
+    lacking = need.total - (pool.available - promised)
     holds = {
         WaitReason.NO_ROW: session.rows.num_free <= len(seq.followers),
         WaitReason.BEHIND_OTHERS: ahead > 0,
-        WaitReason.NO_BLOCKS: need.total > session.manager.pool.available - promised,
+        WaitReason.NO_BLOCKS: lacking > 0,
+        WaitReason.TRANSFER: (copy is not None and not copy.done) or 0 < lacking <= pool.num_fenced,
     }
     return tuple(reason for reason, true in holds.items() if true) or (WaitReason.NEXT_STEP,)
+
+
+def _held_up(session: Session | None, seq: Sequence) -> tuple[WaitReason, ...]:
+    """Whether the next step, and with it a row that decodes, has to wait for fenced blocks."""
+    if session is None or seq.row in session.rows.prefilling or not session.rows.left[seq.row]:
+        return ()
+    rows, manager = session.rows, session.manager
+    decodes = rows.decodes()
+    needed = len(rows.without_room(decodes)) + manager.copies.needed_before(decodes)
+    waits = manager.pool.num_fenced > 0 and needed > manager.pool.available
+    return (WaitReason.TRANSFER,) if waits else ()

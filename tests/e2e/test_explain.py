@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from octavo.v1 import kv_cache_pb2 as kv
+from tests.e2e.cli.run import octavo
 from tests.e2e.processes import Processes
 from tests.e2e.rig import SMALL, Rig, prompt_of, rig_at, seat_scheduler
 from tests.e2e.service import request
@@ -95,3 +96,36 @@ async def test_each_sequence_of_a_request_has_its_own_table_and_explanation(
         assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
         await rig.fake.release()
         await task
+
+
+async def test_who_is_swapped_out_waits_for_the_transfer_and_top_shows_it(
+    processes: Processes, tiny_llama: Path
+) -> None:
+    seat = await asyncio.to_thread(seat_scheduler, processes, tiny_llama, "--preemption", "swap")
+    settings = replace(SMALL, num_blocks=12, num_host_blocks=64, transfer_lag=100)
+    async with rig_at(seat, settings) as rig:
+        rig.fake.hold()
+        crowd = [
+            asyncio.create_task(rig.service.run(request(prompt_of(9, i), 30, request_id=f"r{i}")))
+            for i in range(2)
+        ]
+        waiting: list[kv.RequestSummary] = []
+        while not waiting:
+            await rig.fake.release(1)
+            await asyncio.sleep(0.02)
+            waiting = [one for one in (await rig.service.stats()).requests if one.host_blocks]
+        (swapped,) = waiting
+        found = await explain(rig, swapped.request_id)
+        assert kv.WAIT_REASON_TRANSFER in found.wait_reasons
+        assert found.fenced_blocks == swapped.host_blocks > 1
+        told = (
+            f"Waits for a transfer to host memory to end; {found.fenced_blocks} blocks are fenced until then."
+        )
+        assert told in found.text.splitlines()
+        assert f"s ago; {swapped.host_blocks} blocks in host memory." in found.text
+        shown = await asyncio.to_thread(octavo, "top", "--server", seat.process.address, "--once")
+        assert f"{swapped.host_blocks} host" in shown.out
+        assert told in " ".join(shown.out.split())
+        await rig.fake.release()
+        await asyncio.gather(*crowd)
+        await rig.service.wait_idle()

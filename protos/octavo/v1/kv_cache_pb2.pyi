@@ -21,6 +21,7 @@ class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAIT_REASON_BEHIND_OTHERS: _ClassVar[WaitReason]
     WAIT_REASON_NO_BLOCKS: _ClassVar[WaitReason]
     WAIT_REASON_NEXT_STEP: _ClassVar[WaitReason]
+    WAIT_REASON_TRANSFER: _ClassVar[WaitReason]
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_WAITING: RequestState
 REQUEST_STATE_RUNNING: RequestState
@@ -31,9 +32,10 @@ WAIT_REASON_NO_ROW: WaitReason
 WAIT_REASON_BEHIND_OTHERS: WaitReason
 WAIT_REASON_NO_BLOCKS: WaitReason
 WAIT_REASON_NEXT_STEP: WaitReason
+WAIT_REASON_TRANSFER: WaitReason
 
 class RequestSummary(_message.Message):
-    __slots__ = ("request_id", "state", "prompt_tokens", "cached_prompt_tokens", "computed_tokens", "output_tokens", "blocks", "preemptions", "priority", "age_seconds", "index")
+    __slots__ = ("request_id", "state", "prompt_tokens", "cached_prompt_tokens", "computed_tokens", "output_tokens", "blocks", "preemptions", "priority", "age_seconds", "index", "host_blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,7 @@ class RequestSummary(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: RequestState
     prompt_tokens: int
@@ -56,7 +59,8 @@ class RequestSummary(_message.Message):
     priority: int
     age_seconds: float
     index: int
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., priority: _Optional[int] = ..., age_seconds: _Optional[float] = ..., index: _Optional[int] = ...) -> None: ...
+    host_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., priority: _Optional[int] = ..., age_seconds: _Optional[float] = ..., index: _Optional[int] = ..., host_blocks: _Optional[int] = ...) -> None: ...
 
 class GetKvCacheStatsRequest(_message.Message):
     __slots__ = ("include_requests",)
@@ -191,7 +195,7 @@ class BlockNeed(_message.Message):
     def __init__(self, context: _Optional[int] = ..., hits: _Optional[int] = ..., idle_hits: _Optional[int] = ..., reserve: _Optional[int] = ...) -> None: ...
 
 class ExplainRequestResponse(_message.Message):
-    __slots__ = ("text", "request", "wait_reasons", "ahead", "ahead_request_ids", "need", "promised_blocks", "free_blocks", "evictable_blocks", "free_rows", "admissions", "preempted_seconds", "next_evicted_blocks", "next_victim_request_id")
+    __slots__ = ("text", "request", "wait_reasons", "ahead", "ahead_request_ids", "need", "promised_blocks", "free_blocks", "evictable_blocks", "free_rows", "admissions", "preempted_seconds", "next_evicted_blocks", "next_victim_request_id", "fenced_blocks")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     WAIT_REASONS_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +210,7 @@ class ExplainRequestResponse(_message.Message):
     PREEMPTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     NEXT_EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NEXT_VICTIM_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FENCED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     text: str
     request: RequestSummary
     wait_reasons: _containers.RepeatedScalarFieldContainer[WaitReason]
@@ -220,7 +225,8 @@ class ExplainRequestResponse(_message.Message):
     preempted_seconds: float
     next_evicted_blocks: _containers.RepeatedScalarFieldContainer[int]
     next_victim_request_id: str
-    def __init__(self, text: _Optional[str] = ..., request: _Optional[_Union[RequestSummary, _Mapping]] = ..., wait_reasons: _Optional[_Iterable[_Union[WaitReason, str]]] = ..., ahead: _Optional[int] = ..., ahead_request_ids: _Optional[_Iterable[str]] = ..., need: _Optional[_Union[BlockNeed, _Mapping]] = ..., promised_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., evictable_blocks: _Optional[int] = ..., free_rows: _Optional[int] = ..., admissions: _Optional[int] = ..., preempted_seconds: _Optional[float] = ..., next_evicted_blocks: _Optional[_Iterable[int]] = ..., next_victim_request_id: _Optional[str] = ...) -> None: ...
+    fenced_blocks: int
+    def __init__(self, text: _Optional[str] = ..., request: _Optional[_Union[RequestSummary, _Mapping]] = ..., wait_reasons: _Optional[_Iterable[_Union[WaitReason, str]]] = ..., ahead: _Optional[int] = ..., ahead_request_ids: _Optional[_Iterable[str]] = ..., need: _Optional[_Union[BlockNeed, _Mapping]] = ..., promised_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., evictable_blocks: _Optional[int] = ..., free_rows: _Optional[int] = ..., admissions: _Optional[int] = ..., preempted_seconds: _Optional[float] = ..., next_evicted_blocks: _Optional[_Iterable[int]] = ..., next_victim_request_id: _Optional[str] = ..., fenced_blocks: _Optional[int] = ...) -> None: ...
 
 class FlushPrefixCacheRequest(_message.Message):
     __slots__ = ("cache_salt",)

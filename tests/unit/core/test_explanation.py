@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 from scheduler_svc.core.explanation import NAMED, Explanation, WaitReason
-from scheduler_svc.core.plan import SchedulerConfig, SeqId, StepPlan
+from scheduler_svc.core.plan import PreemptionMode, SchedulerConfig, SeqId, StepPlan
 from scheduler_svc.core.sequence import SeqState
 from tests.fakes.core_driver import CoreDriver
 
@@ -139,3 +139,39 @@ def test_a_group_without_a_row_for_every_branch_waits_for_rows() -> None:
     core.step()
     assert explain(core, leader).reasons == (WaitReason.NO_ROW,)
     assert explain(core, leader).free_rows == 2
+
+
+def test_who_waits_for_a_transfer_is_told_so_and_waits_until_it_ends() -> None:
+    """Random crowds with late acknowledgements: a head whose own copy is under way, a head and a row that
+    lack blocks which are fenced. None of them goes on in the next plan, and a row stands still only with the step.
+    """
+    seen = dict.fromkeys(("own", "fenced", "row"), 0)
+    for seed in range(15):
+        chance = random.Random(seed)
+        config = SchedulerConfig(max_num_seqs=4, depth=1, watermark_blocks=0, preemption=PreemptionMode.SWAP)
+        core = CoreDriver(chance.choice([10, 14]), 4, config, host_blocks=64)
+        core.holds_transfers = chance.random() < 0.7
+        for _ in range(8):
+            core.add([chance.randrange(900) for _ in range(chance.randint(1, 20))], chance.randint(1, 20))
+        while core.core.has_work():
+            found = [explain(core, view.seq_id) for view in core.core.sequences()]
+            head = min(
+                (one for one in found if one.need is not None), key=lambda one: one.ahead, default=None
+            )
+            rows = [one for one in found if one.need is None and one.reasons]
+            fenced = core.core.stats().blocks_fenced
+            plan = core.schedule()
+            if head is not None and WaitReason.TRANSFER in head.reasons:
+                own = WaitReason.NO_BLOCKS not in head.reasons
+                seen["own" if own else "fenced"] += 1
+                assert head.view.host_blocks > 0 if own else 0 < head.fenced_blocks == fenced
+                now = {view.seq_id: view.state for view in core.core.sequences()}
+                assert now[head.view.seq_id] is not SeqState.RUNNING
+            for one in rows:
+                seen["row"] += 1
+                assert one.reasons == (WaitReason.TRANSFER,)
+                assert one.fenced_blocks == fenced > 0
+                assert plan is None or not len(plan.rows)
+            if core.in_flight:
+                core.answer()
+    assert min(seen.values()) > 5, seen
