@@ -78,6 +78,21 @@ ALERTS = (
         "Look at the worker's process and log; the scheduler's log says why it could not connect.",
     ),
     Alert(
+        "OctavoGatewayDown", 'up{job="gateway"} == 0', "1m", "page",
+        "The HTTP gateway does not answer scrapes: nobody is served over HTTP.",
+        "Is the process there? Its last log lines say why it ended; `octavo doctor --gateway URL` looks at "
+        "it.",
+    ),
+    Alert(
+        "OctavoGatewayErrors",
+        'sum(rate(octavo_gateway_requests_total{route=~"/v1/.*",code=~"5..|stream_failed"}[5m])) / '
+        'sum(rate(octavo_gateway_requests_total{route=~"/v1/.*"}[5m])) > 0.05',
+        "5m", "page",
+        "More than one HTTP request in twenty fails for no fault of its client.",
+        "503 and stream_failed: look at the scheduler and its worker first (OctavoDown, OctavoNoWorker); "
+        "500: the gateway's log.",
+    ),
+    Alert(
         "OctavoInvariantBroken",
         "sum(increase(octavo_invariant_violations_total[10m])) > 0 or sum(octavo_kv_blocks_leaked) > 0",
         "0m", "page",

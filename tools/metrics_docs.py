@@ -1,7 +1,7 @@
 """Writes docs/metrics.md from the code: `python -m tools.metrics_docs`.
 
 Owns the layout and the sentence on what to do about a metric; names, meanings and labels are those of the
-services, alerts those of deploy/rules.py. Invariant: every metric of both services has a row.
+services, alerts those of deploy/rules.py. Invariant: every metric of the three services has a row.
 """
 
 import re
@@ -13,6 +13,7 @@ from prometheus_client import Metric
 
 from deploy.dashboards.every import DASHBOARDS
 from deploy.rules import ALERTS, RECORDINGS
+from gateway.metrics import Metrics
 from gpu_worker.metrics import WorkerMetrics
 from scheduler_svc.core.stats import Counters, PoolStats
 from scheduler_svc.families import families
@@ -25,8 +26,9 @@ _HEAD = """# Metrics and alerts
 
 Written by `python -m tools.metrics_docs` from the code of the services, the dashboards and the rules; a test
 compares. Units are base units. The scheduler's metrics are at `http://127.0.0.1:9450/metrics`, the worker's
-at its `--metrics-port`. Pool gauges are worked out at each scrape from one moment of the core, so none can be
-stuck; every series exists from the start, and no label names a request, a tenant or a salt.
+at its `--metrics-port`, the gateway's at `/metrics` of its own port. Pool gauges are worked out at each scrape
+from one moment of the core, so none can be stuck; every series exists from the start, and no label names a
+request, a tenant or a salt.
 
 """
 
@@ -35,12 +37,15 @@ def text() -> str:
     """The file's content."""
     scheduler = list(families(PoolStats(counters=Counters()), None, False, ShellMetrics()))
     worker = [metric for metric in WorkerMetrics().registry.collect() if metric.name.startswith("octavo")]
+    gateway = Metrics().registry.collect()
     parts = [
         _HEAD,
         "## Of the scheduler\n",
         _table(scheduler),
         "\n## Of the worker\n",
         _table(worker),
+        "\n## Of the gateway\n",
+        _table(gateway),
         "\n## Alerts\n"
         "Rules: [deploy/prometheus-rules.yml](../deploy/prometheus-rules.yml), with a firing and a quiet "
         "case each in "

@@ -1,6 +1,6 @@
 """All dashboards together.
 
-Owns the list and the folder of their files; knows no panel. Invariant: every metric of both services is on a
+Owns the list and the folder of their files; knows no panel. Invariant: every metric of the services is on a
 panel (a test of the deployment compares them).
 """
 

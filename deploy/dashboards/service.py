@@ -73,5 +73,20 @@ DASHBOARD = Dashboard(
         Panel(
             "Arrival to end", "s", "Quantiles of octavo_request_seconds.", quantiles("octavo_request_seconds")
         ),
+        Panel(
+            "HTTP answers", "reqps",
+            "octavo_gateway_requests_total by code: the status, or how it ended without one.",
+            (("{{code}}", rate("octavo_gateway_requests_total", by="code")),), stacked=True,
+        ),
+        Panel(
+            "HTTP requests in progress", "short", "octavo_gateway_requests_open by route.",
+            (("{{route}}", "sum by (route) (octavo_gateway_requests_open)"),), stacked=True,
+        ),
+        Panel(
+            "HTTP completions", "s",
+            "Quantiles of octavo_gateway_request_seconds of completions and chats: from a request's head to "
+            "the end of its answer.",
+            quantiles("octavo_gateway_request_seconds", '{route=~"/v1/.*completions"}'),
+        ),
     ),
 )  # fmt: skip

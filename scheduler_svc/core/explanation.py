@@ -41,10 +41,10 @@ class Explanation:
 
     reasons: why it waits, none when it runs and nothing holds its row up. ahead: sequences that the queue
     serves first; first_ahead: the first of them. need: what its admission asks of the pool, None when it runs
-    or there is no worker. promised: blocks that prefills under way still lack. preempted_for: seconds since it lost its row, None
-    when it has one or never had. next_evicted: [<= NAMED] evictable blocks, the first to go first; free ones
-    go before all of them. next_victim: who loses its blocks next for lack of others, None when at most one
-    runs.
+    or there is no worker. promised: blocks that prefills under way still lack. preempted_for: seconds since
+    it lost its row, None when it has one or never had. next_evicted: [<= NAMED] evictable blocks, the first
+    to go first; free ones go before all of them. next_victim: who loses its blocks next for lack of others,
+    None when at most one runs.
     """
 
     view: SequenceView

@@ -6,6 +6,7 @@ and pictures are drawn from the same JSON (build/dashboards).
 
 import asyncio
 import json
+import re
 import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def test_an_alert_fires_when_it_should_and_only_then(case: Case, fires: bool, tm
     }
     labels = [name for name in series if name.startswith(("up{", "octavo_worker_session_up"))]
     if fires and labels:  # these alerts keep the labels of what they look at
-        expected["exp_labels"] |= {"job": "scheduler"} if labels[0].startswith("up") else {}
+        expected["exp_labels"] |= dict(re.findall(r'(job)="(\w+)"', labels[0]))
     file = tmp_path / "test.yml"
     file.write_text(json.dumps(test))
     promtool("test", "rules", str(file))

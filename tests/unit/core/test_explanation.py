@@ -143,7 +143,7 @@ def test_a_group_without_a_row_for_every_branch_waits_for_rows() -> None:
 
 def test_who_waits_for_a_transfer_is_told_so_and_waits_until_it_ends() -> None:
     """Random crowds with late acknowledgements: a head whose own copy is under way, a head and a row that
-    lack blocks which are fenced. None of them goes on in the next plan, and a row stands still only with the step.
+    lack blocks which are fenced. None of them goes on in the next plan.
     """
     seen = dict.fromkeys(("own", "fenced", "row"), 0)
     for seed in range(15):

@@ -52,6 +52,14 @@ def _first_token(late: str) -> Series:
     return {f'{name}{{le="10.0"}}': "0+90x60", f'{name}{{le="20.0"}}': late, f'{name}{{le="+Inf"}}': late}
 
 
+def _http(failed: str, code: str = "503", route: str = "/v1/completions") -> Series:
+    name = "octavo_gateway_requests_total"
+    return {
+        f'{name}{{code="200",route="/v1/completions"}}': "0+90x60",
+        f'{name}{{code="{code}",route="{route}"}}': failed,
+    }
+
+
 def _counter(series: str, rises: str) -> tuple[Series, Series]:
     return {series: rises}, {series: "7x60"}
 
@@ -62,6 +70,10 @@ CASES = (
         "OctavoNoWorker", 8, {"octavo_worker_session_up": "1 0x20"},
         {"octavo_worker_session_up": "1x5 0 1x20"},
     ),
+    Case("OctavoGatewayDown", 5, {'up{job="gateway"}': "1 0x20"}, {'up{job="gateway"}': "1 0 1x20"}),
+    Case("OctavoGatewayErrors", 20, _http("0+10x60"), _http("0+4x60")),
+    Case("OctavoGatewayErrors", 20, _http("0+10x60", "stream_failed"), _http("0+10x60", "429")),
+    Case("OctavoGatewayErrors", 20, _http("0+10x60"), _http("0+90x60", route="/health")),
     Case("OctavoInvariantBroken", 5, *_counter("octavo_invariant_violations_total", "0 0 1x20")),
     Case("OctavoInvariantBroken", 5, *({"octavo_kv_blocks_leaked": v} for v in ("1x20", _SOME))),
     Case("OctavoStepsFail", 5, *_counter('octavo_step_failures_total{reason="DEVICE_ERROR"}', "0 0 1x20")),

@@ -11,6 +11,7 @@ import yaml
 from deploy import rules
 from deploy.dashboards.every import DASHBOARDS, FOLDER, panels
 from deploy.dashboards.panel import COLUMNS, SOURCE, Dashboard
+from gateway.metrics import Metrics
 from gpu_worker.metrics import WorkerMetrics
 from scheduler_svc.core.stats import Counters, PoolStats
 from scheduler_svc.families import families
@@ -25,9 +26,9 @@ EXPRESSIONS = [one.expression for one in (*rules.RECORDINGS, *rules.ALERTS)]
 
 
 def exported() -> dict[str, set[str]]:
-    """The samples of each metric that the two services export."""
+    """The samples of each metric that the three services export."""
     scheduler = families(PoolStats(counters=Counters()), None, False, ShellMetrics())
-    metrics = [*scheduler, *WorkerMetrics().registry.collect()]
+    metrics = [*scheduler, *WorkerMetrics().registry.collect(), *Metrics().registry.collect()]
     return {metric.name: {sample.name for sample in metric.samples} for metric in metrics}
 
 
@@ -50,7 +51,7 @@ def test_an_expression_asks_for_metrics_that_exist(expression: str) -> None:
     assert asked or "up{" in expression or recorded & set(re.findall(r"octavo[\w:]+", expression))
 
 
-def test_every_metric_of_both_services_is_on_a_panel() -> None:
+def test_every_metric_of_the_three_services_is_on_a_panel() -> None:
     asked = set(re.findall(r"octavo_\w+", " ".join(QUERIES)))
     missing = {metric for metric, samples in exported().items() if not samples & asked}
     assert not missing, "put them on a panel (deploy/dashboards), then run its module and tools.metrics_docs"
