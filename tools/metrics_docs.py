@@ -26,9 +26,9 @@ _HEAD = """# Metrics and alerts
 
 Written by `python -m tools.metrics_docs` from the code of the services, the dashboards and the rules; a test
 compares. Units are base units. The scheduler's metrics are at `http://127.0.0.1:9450/metrics`, the worker's
-at its `--metrics-port`, the gateway's at `/metrics` of its own port. Pool gauges are worked out at each scrape
-from one moment of the core, so none can be stuck; every series exists from the start, and no label names a
-request, a tenant or a salt.
+at its `--metrics-port`, the gateway's at `/metrics` of its own port. Pool gauges are worked out at each
+scrape from one moment of the core, so none can be stuck; every series exists from the start, and no label
+names a request, a tenant or a salt.
 
 """
 

@@ -1,89 +1,110 @@
-"""A load in which everything happens that the panels show: real scheduler, real worker, tiny model.
+"""The loads under which the dashboards are looked at: the real services, a tiny model, a host tier.
 
-Owns the requests; looks at no metric. Invariant: its pool is so small that prefixes are hit, blocks are
-evicted and sequences are preempted within seconds.
+Owns the services' sizes and the clients' life; looks at no metric. Invariant: the pool is so small that
+prefixes are hit, blocks are evicted and sequences are preempted within seconds, and a load goes on until it
+is left.
 
-Two kinds of traffic, after the patterns of serving traces: chats whose turns repeat a long prefix, and short
-requests that share nothing.
+Two kinds of traffic, of recorded data (tests/data): sessions of coding agents (WEKA trace) over gRPC, and
+chats of MT-bench questions over HTTP. Beside them a little trouble: refusals, aborts, a client that hangs up.
 """
 
 import asyncio
 import contextlib
-import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import httpx2
 
 from octavo.v1 import inference_pb2 as pb
+from tests.dashboards.agents import SESSIONS, play_session
+from tests.dashboards.chats import Chats
 from tests.e2e.processes import Processes, ServiceProcess
-from tests.e2e.service import Service, request
+from tests.e2e.service import Service
 
-VOCAB = 256
-BLOCKS = 52
+BLOCKS = 100
+ROWS = "12"
+CHATTERS = 3
+SPREAD_SECONDS = 2.0
+"""Between the begins of two sessions of agents."""
 
 
-def start(processes: Processes, model: Path) -> tuple[ServiceProcess, ServiceProcess]:
-    """Scheduler and worker."""
+@dataclass
+class Services:
+    """What runs. Every port is one that Prometheus scrapes."""
+
+    scheduler: ServiceProcess
+    worker: ServiceProcess
+    gateway: ServiceProcess
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """By the name of the job, as in deploy/prometheus.yml."""
+        return {
+            "scheduler": int(self.scheduler.serving["metrics_port"]),
+            "worker": int(self.worker.serving["metrics_port"]),
+            "gateway": int(self.gateway.address.rpartition(":")[2]),
+        }
+
+
+def start(processes: Processes, model: Path) -> Services:
+    """A worker with a small pool and a host tier, a scheduler that swaps, a gateway."""
     worker = processes.worker(
-        model, "127.0.0.1:0", "--num-blocks", str(BLOCKS), "--block-size", "16", "--max-num-seqs", "8"
-    )
+        model, "127.0.0.1:0", "--num-blocks", str(BLOCKS), "--block-size", "16", "--max-num-seqs", ROWS,
+        "--swap-space", "0.005",
+    )  # fmt: skip
     scheduler = processes.scheduler(
-        model, worker.address, "--max-num-seqs", "8", "--max-queue-requests", "64"
+        model, worker.address, "--max-num-seqs", ROWS, "--max-queue-requests", "64", "--preemption", "swap"
     )
-    return scheduler, worker
+    return Services(scheduler, worker, processes.gateway(scheduler.address))
 
 
 class Load:
     """Runs from `async with` to its end."""
 
-    def __init__(self, address: str) -> None:
-        self._service = Service(address)
-        self._chance = random.Random(7)
-        self._system = self._ids(64)
+    def __init__(self, services: Services) -> None:
+        self._service = Service(services.scheduler.address)
+        self._http = httpx2.AsyncClient(base_url=f"http://{services.gateway.address}", timeout=60)
 
     async def __aenter__(self) -> "Load":
         await self._service.wait_ready()
-        self._tasks = [asyncio.create_task(self._chat()) for _ in range(5)]
-        self._tasks += [asyncio.create_task(self._short()) for _ in range(4)]
-        self._tasks.append(asyncio.create_task(self._trouble()))
+        chats = Chats(self._http)
+        work = [self._agents(number) for number in range(len(SESSIONS))]
+        work += [chats.talk(number) for number in range(CHATTERS)]
+        work += [self._trouble(), chats.hang_up()]
+        self._tasks = [asyncio.create_task(one) for one in work]
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        ended = [task for task in self._tasks if task.done()]
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._http.aclose()
         await self._service.channel.close()
+        for task in ended:
+            task.result()  # none ends by itself but by a failure
 
-    def _ids(self, count: int) -> list[int]:
-        return self._chance.choices(range(10, VOCAB), k=count)
-
-    async def _chat(self) -> None:
+    async def _agents(self, number: int) -> None:
+        await asyncio.sleep(number * SPREAD_SECONDS)
         while True:
-            history = [*self._system, *self._ids(20)]
-            for _ in range(3):
-                reply = await self._service.generate(history, self._chance.randrange(20, 60))
-                history = [*history, *reply.tokens, *self._ids(5)]
-
-    async def _short(self) -> None:
-        while True:
-            await self._service.generate(
-                self._ids(self._chance.randrange(5, 60)), self._chance.randrange(5, 90)
-            )
+            await play_session(self._service, SESSIONS[number])
 
     async def _trouble(self) -> None:
-        """Refused, aborted, and more at once than there are rows."""
+        """Refused, and aborted while it runs or waits."""
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await self._service.generate([1], 0)
+            prompts = [list(range(10 + i, 60 + i)) for i in range(4)]
             burst = [
-                asyncio.create_task(self._service.generate(self._ids(30), 80, request_id=f"b{i}"))
-                for i in range(6)
+                asyncio.create_task(self._service.generate(prompt, 80, request_id=f"b{i}"))
+                for i, prompt in enumerate(prompts)
             ]
-            await asyncio.sleep(0.5)
-            await self._service.inference.Abort(pb.AbortRequest(request_ids=["b0", "b1"]))
-            await asyncio.gather(*burst)
-            done = request(self._ids(4), 3)
-            await self._service.run(done)
-            await asyncio.sleep(0.3)
+            try:
+                await asyncio.sleep(0.5)
+                await self._service.inference.Abort(pb.AbortRequest(request_ids=["b0", "b1"]))
+                await asyncio.gather(*burst)
+            finally:
+                for one in burst:
+                    one.cancel()
+            await asyncio.sleep(2)

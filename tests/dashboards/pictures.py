@@ -3,6 +3,8 @@
 Owns a plain look; Grafana draws its own. Invariant: what is drawn is what the panels ask for.
 """
 
+import hashlib
+import json
 import math
 import re
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+from PIL import Image
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -30,6 +33,7 @@ Series = tuple[str, list[float], list[float]]
 
 COLOURS = ["#3b76b8", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7b6fae", "#a0a0a0"]
 _UNIT_PIXELS = 0.62
+_MARK = "Dashboard"
 
 
 def draw(dashboard: dict[str, Any], server: Prometheus, file: Path, seconds: float) -> None:
@@ -47,8 +51,19 @@ def draw(dashboard: dict[str, Any], server: Prometheus, file: Path, seconds: flo
         axes = figure.add_axes(box)
         axes.set_title(panel["title"], fontsize=8.5, loc="left", weight="bold")
         {"stat": _stat, "heatmap": _heatmap}.get(panel["type"], _lines)(axes, panel, server, span)
-    figure.savefig(file)
+    figure.savefig(file, metadata={_MARK: fingerprint(dashboard)})
     plt.close(figure)
+
+
+def fingerprint(dashboard: dict[str, Any]) -> str:
+    """Of the JSON; a picture carries that of the dashboard it was drawn from."""
+    return hashlib.sha256(json.dumps(dashboard, sort_keys=True).encode()).hexdigest()
+
+
+def drawn_from(file: Path) -> str:
+    """The fingerprint in a picture, empty where there is none."""
+    with Image.open(file) as picture:
+        return str(picture.info.get(_MARK, ""))
 
 
 def _series(panel: dict[str, Any], server: Prometheus, span: Span) -> list[Series]:

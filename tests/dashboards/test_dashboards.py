@@ -16,8 +16,9 @@ import pytest
 
 from deploy import rules
 from deploy.dashboards.every import DASHBOARDS
+from deploy.dashboards.panel import Dashboard
 from tests.dashboards.load import Load, start
-from tests.dashboards.pictures import draw
+from tests.dashboards.pictures import draw, drawn_from, fingerprint
 from tests.dashboards.prometheus import Prometheus, prometheus, promtool
 from tests.dashboards.schema import problems
 from tests.e2e.processes import REPOSITORY, Processes
@@ -26,7 +27,25 @@ from tests.unit.deploy.rule_cases import CASES, Case
 pytestmark = pytest.mark.prometheus
 PICTURES = REPOSITORY / "build" / "dashboards"
 SECONDS = 60.0
-TROUBLE = {"OctavoDown", "OctavoNoWorker", "OctavoInvariantBroken", "OctavoStepsFail", "OctavoOddAnswers"}
+TROUBLE = {
+    "OctavoDown", "OctavoNoWorker", "OctavoInvariantBroken", "OctavoStepsFail", "OctavoOddAnswers",
+    "OctavoGatewayDown", "OctavoGatewayErrors",
+}  # fmt: skip
+HAPPENS = (
+    "sum(octavo_prefix_hit_tokens_total)",
+    "sum(octavo_kv_blocks_evicted_total)",
+    "sum(octavo_kv_forks_total)",
+    "sum(octavo_kv_cow_copies_total)",
+    'sum(octavo_preemptions_total{mode="swap"})',
+    'sum(octavo_kv_swap_bytes_total{direction="out"})',
+    'sum(octavo_kv_swap_bytes_total{direction="in"})',
+    'sum(octavo_requests_total{outcome="aborted"})',
+    "sum(octavo_admission_rejections_total)",
+    'sum(octavo_gateway_requests_total{route="/v1/chat/completions",code="200"})',
+    'sum(octavo_gateway_requests_total{route="/v1/chat/completions",code="400"})',
+    'sum(octavo_gateway_requests_total{code="disconnected"})',
+)
+"""What the loads must have brought about, else panels would be flat lines of zero."""
 
 
 @dataclass
@@ -34,17 +53,19 @@ class Seat:
     server: Prometheus
     ports: dict[str, int]
 
+    def value(self, query: str) -> float:
+        (value,) = self.server.values(query)
+        return float(value)
+
 
 @pytest.fixture
 async def loaded(processes: Processes, tiny_llama: Path, tmp_path: Path) -> AsyncIterator[Seat]:
     """Prometheus beside a service that has been under load for a while and still is."""
-    scheduler, worker = await asyncio.to_thread(start, processes, tiny_llama)
-    started = {"scheduler": scheduler, "worker": worker}
-    ports = {name: int(one.serving["metrics_port"]) for name, one in started.items()}
-    with prometheus(tmp_path, ports) as server:
-        async with Load(scheduler.address):
+    services = await asyncio.to_thread(start, processes, tiny_llama)
+    with prometheus(tmp_path, services.ports) as server:
+        async with Load(services):
             await asyncio.sleep(SECONDS)
-            yield Seat(server, ports)
+            yield Seat(server, services.ports)
 
 
 def scraped(port: int) -> str:
@@ -54,7 +75,7 @@ def scraped(port: int) -> str:
 
 
 async def test_under_load_every_panel_has_numbers(loaded: Seat) -> None:
-    """Also: promtool finds nothing to say against either service's metrics, and no alert of trouble fires."""
+    """Also: promtool finds nothing to say against any service's metrics, and no alert of trouble fires."""
     for port in loaded.ports.values():
         promtool("check", "metrics", text=await asyncio.to_thread(scraped, port))
     empty = []
@@ -65,6 +86,8 @@ async def test_under_load_every_panel_has_numbers(loaded: Seat) -> None:
                 if not values or all(value == "NaN" for value in values):
                     empty.append(f"{dashboard.title}: {panel.title}: {legend}: {values}")
     assert not empty, empty
+    for happened in HAPPENS:
+        assert await asyncio.to_thread(loaded.value, happened) > 0, happened
     for one in rules.RECORDINGS:
         assert loaded.server.values(one.name), one.name
     firing = {alert["labels"]["alertname"] for alert in loaded.server.get("alerts")["alerts"]}
@@ -74,6 +97,13 @@ async def test_under_load_every_panel_has_numbers(loaded: Seat) -> None:
         file = PICTURES / dashboard.file_name.replace(".json", ".png")
         await asyncio.to_thread(draw, dashboard.json(), loaded.server, file, SECONDS)
         assert file.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: str(dashboard.uid))
+def test_the_picture_in_the_docs_is_of_this_dashboard(dashboard: Dashboard) -> None:
+    name = dashboard.file_name.replace(".json", ".png")
+    file = REPOSITORY / "docs" / "pictures" / f"dashboard-{name}"
+    assert drawn_from(file) == fingerprint(dashboard.json()), f"cp build/dashboards/{name} {file}"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.alert))
