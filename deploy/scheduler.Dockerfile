@@ -8,7 +8,7 @@ WORKDIR /src
 # Dependencies first: their layer changes with pyproject.toml, not with the code.
 COPY pyproject.toml deploy/constraints.txt deploy/requirements.py ./
 RUN python -m venv /opt/octavo \
-    && python requirements.py scheduler > requirements.txt \
+    && python requirements.py scheduler tracing > requirements.txt \
     && /opt/octavo/bin/pip install -r requirements.txt -c constraints.txt
 COPY . .
 # Left out: pip, for nothing is installed at run time; hf-xet, which fetches models from a hub; packages' own tests.

@@ -17,7 +17,7 @@ RUN python -m venv /opt/octavo \
 # Dependencies next: their layer changes with pyproject.toml, not with the code.
 COPY pyproject.toml deploy/constraints.txt deploy/requirements.py ./
 # hadolint ignore=SC2086
-RUN python requirements.py worker --without $WITHOUT > requirements.txt \
+RUN python requirements.py worker tracing --without $WITHOUT > requirements.txt \
     && /opt/octavo/bin/pip install -r requirements.txt -c constraints.txt
 COPY . .
 # pip stays: it fetches the demo model's wheel. Left out: hf-xet, which fetches models from a hub; headers, static

@@ -79,6 +79,17 @@ def test_api_keys_come_from_a_file_that_only_the_gateway_gets() -> None:
     assert keyed["secrets"]["api-keys"]["file"].startswith("${API_KEYS_FILE:?")
 
 
+def test_every_service_can_be_told_a_collector_of_spans() -> None:
+    traced = yaml.safe_load((ROOT / "deploy/tracing.yml").read_text())["services"]
+    assert set(traced) == {name for name in SERVICES if name.startswith(("worker", "scheduler", "gateway"))}
+    for service in traced.values():
+        assert set(service) == {"environment"}
+        assert service["environment"]["OCTAVO_OTLP_TRACES_ENDPOINT"].startswith("${OTLP_TRACES_ENDPOINT:?")
+    for name in ("worker", "scheduler", "gateway"):
+        install = (ROOT / f"deploy/{name}.Dockerfile").read_text()
+        assert f"python requirements.py {name} tracing " in install
+
+
 def test_prometheus_scrapes_every_service() -> None:
     scraped = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["scrape_configs"]
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in scraped}
@@ -97,8 +108,8 @@ def test_every_package_of_the_images_has_a_version() -> None:
     }
     needed = {
         name_of(line)
-        for extra in ("scheduler", "worker", "gateway")
-        for line in requirements(ROOT / "pyproject.toml", extra, [])
+        for extra in ("scheduler", "worker", "gateway", "tracing")
+        for line in requirements(ROOT / "pyproject.toml", [extra])
     }
     assert needed - {"torch", "triton"} <= pinned
 
@@ -124,10 +135,11 @@ def test_torch_and_the_version_are_those_of_the_project() -> None:
 
 def test_requirements_come_from_the_project() -> None:
     project = ROOT / "pyproject.toml"
-    scheduler = requirements(project, "scheduler", [])
+    scheduler = requirements(project, ["scheduler", "tracing"])
+    assert any(line.startswith("opentelemetry-sdk") for line in scheduler)
     assert any(line.startswith("tokenizers") for line in scheduler)
     assert not any(line.startswith("torch") for line in scheduler)
-    worker = requirements(project, "worker", ["triton", "transformers"])
+    worker = requirements(project, ["worker"], ["triton", "transformers"])
     assert not any(line.startswith(("triton", "transformers")) for line in worker)
     with pytest.raises(KeyError, match="no-such"):
-        requirements(project, "worker", ["no-such"])
+        requirements(project, ["worker"], ["no-such"])
