@@ -15,8 +15,9 @@ BENCH_ARGS ?=
 # Of test-operations: --operations N, --processes P, --seed S, --piece K.
 OPERATIONS_ARGS ?=
 STUDY_ARGS ?=
-# Of the GPU benchmark: weights are drawn, so config.json and a tokenizer are enough.
-GPU_MODEL ?= models/Qwen3-0.6B
+# Of the GPU benchmark: whose config, weights are drawn; and what PYTHONPATH needs for vLLM beside it.
+GPU_SHAPE ?= qwen3-0.6b
+VLLM ?=
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -89,8 +90,9 @@ containers-check: $(RUNTIME) ## hadolint, dclint (npm) and Compose's own reading
 	  COMPOSE_PROFILES=$$profile $(BIN)/docker-compose -f docker-compose.yml -f deploy/api-keys.yml -f deploy/tracing.yml \
 	    config --quiet; echo "compose reads profile $$profile"; done
 
-bench-gpu: $(RUNTIME) ## serving speed on a CUDA device beside its floors; GPU_MODEL is a model folder
-	@mkdir -p build && $(BIN)/python -m benchmarks.bench_gpu --model $(GPU_MODEL) --out build/bench-gpu.json $(BENCH_ARGS)
+bench-gpu: $(RUNTIME) $(MODEL_READY) ## serving speed on a CUDA device beside its floors; GPU_SHAPE=llama-3.1-8b, VLLM=PATHS
+	@mkdir -p build && $(BIN)/python -m benchmarks.bench_gpu --shape $(GPU_SHAPE) --tokenizer $(MODEL) \
+		--vllm '$(VLLM)' --out build/bench-gpu.json $(BENCH_ARGS)
 
 test-gpu: $(DEV) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests/gpu $(TEST_ARGS)

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench_gpu import commit
 from benchmarks.gpu_parts import (
     Inputs,
     attention_inputs,
@@ -28,6 +27,7 @@ from benchmarks.gpu_parts import (
     machine,
     time_us,
 )
+from benchmarks.gpu_report import this_commit
 from paged_kernels.triton_impl import paged_attention as launch
 
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -96,7 +96,7 @@ def main() -> None:
             f"{row['floor_us']:>10.1f}{row['tb_s']:>7.2f}  {row['relative_error']}"
         )
     report = {
-        "commit": options.commit or commit(),
+        "commit": options.commit or this_commit(),
         "command": "python -m benchmarks.gpu_block_size",
         "machine": machine(),
         "copy_tb_s": round(bandwidth / 1e12, 3),

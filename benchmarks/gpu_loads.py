@@ -1,15 +1,23 @@
-"""The loads of the GPU benchmark, and what they are compared with.
+"""The models and loads of the GPU benchmark, and what they are compared with.
 
-Owns the drawn prompts and lengths, the floors and the table of peers and targets; knows no service.
-Invariant: the same call draws the same load, and a repeat has other prompts of the same lengths, so it hits
-no cache.
+Owns the drawn prompts and lengths, the floors and the targets; knows no service and no peer. Invariant: the
+same call draws the same load, and a repeat has other prompts of the same lengths, so it hits no cache.
 """
 
+import json
 import random
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 BANDWIDTH = 4.3e12
 """Bytes a second of a large copy on an H200, read and written; see benchmarks/gpu-notes.md."""
+BATCHES = (1, 32, 128, 256)
+CONTEXT = 832 + 192
+"""Tokens in the middle of the decode table: prompts of 832, outputs 128 to 256."""
+_CONFIGS = Path(__file__).parents[1] / "tests" / "data" / "configs"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -62,28 +70,75 @@ def sizes(config: dict[str, int]) -> Sizes:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A row of the table. vllm: vLLM 0.25.1 on an H200 on 2026-11-30, another run than Octavo's; None: not
-    measured.
-    """
+class Target:
+    """What a figure is held against; None: nothing. From the design's table of 2026-11-30."""
 
-    vllm: float | None
-    target: float | None
+    value: float | None
+    floor: float | None = None
     higher_is_better: bool = False
 
 
-MARKS = {
-    "decode step ms, 1 row": Mark(1.67, 0.9),
-    "decode step ms, 32 rows": Mark(2.46, 1.7),
-    "decode step ms, 128 rows": Mark(5.65, 4.6),
-    "decode step ms, 256 rows": Mark(9.61, 8.8),
-    "load A, output tok/s": Mark(23_709, 28_000, True),
-    "load C, time to first token of 2048 tokens, ms": Mark(15.7, 8.0),
-    "load D, seconds": Mark(0.221, 0.15),
-    "start to first token, s": Mark(30.0, 15.0),
-    "throughput over gRPC to in process": Mark(None, 0.98, True),
-    "step gap p50 us, 1 row": Mark(None, 50.0),
-    "step gap p50 us, 32 rows": Mark(None, 50.0),
-    "step gap p50 us, 128 rows": Mark(None, 50.0),
-    "step gap p50 us, 256 rows": Mark(None, 50.0),
+def decode_name(rows: int) -> str:
+    return f"decode step ms, {rows} row{'s' if rows > 1 else ''}"
+
+
+def gap_name(rows: int) -> str:
+    return f"step gap p50 us, {rows} row{'s' if rows > 1 else ''}"
+
+
+LOAD_A, LOAD_C, LOAD_D = (
+    "load A, output tok/s",
+    "load C, time to first token of 2048 tokens, ms",
+    "load D, seconds",
+)
+COLD, WARM = "first start to first token, s", "later start to first token, s"
+SPLIT = "throughput over gRPC to in process"
+
+_DECODE_TARGETS = {"qwen3-0.6b": (0.9, 1.7, 4.6, 8.8), "llama-3.1-8b": (4.1, 5.2, 8.7, 13.2)}
+_LOAD_TARGETS = {
+    "qwen3-0.6b": {
+        LOAD_A: Target(28_000, None, True),
+        LOAD_C: Target(8.0, 2.3),
+        LOAD_D: Target(0.15),
+        COLD: Target(15.0),
+        WARM: Target(15.0),
+    },
+    "llama-3.1-8b": {
+        LOAD_A: Target(11_500, None, True),
+        LOAD_C: Target(43.0, 37.0),
+        LOAD_D: Target(None),
+        COLD: Target(None),
+        WARM: Target(None),
+    },
 }
+SHAPES = tuple(_DECODE_TARGETS)
+"""Models whose real configs are in tests/data/configs; their weights are drawn."""
+
+
+def read_config(shape: str) -> dict[str, Any]:
+    """The config.json of one of SHAPES."""
+    config: dict[str, Any] = json.loads((_CONFIGS / f"{shape}.json").read_text())
+    return config
+
+
+def targets(shape: str) -> dict[str, Target]:
+    """By the name of the row."""
+    model = sizes(read_config(shape))
+    decode = {
+        decode_name(rows): Target(value, model.decode_floor_ms(rows, CONTEXT))
+        for rows, value in zip(BATCHES, _DECODE_TARGETS[shape], strict=True)
+    }
+    gaps = {gap_name(rows): Target(50.0) for rows in BATCHES}
+    return _LOAD_TARGETS[shape] | decode | gaps | {SPLIT: Target(0.98, None, True)}
+
+
+def write_model(shape: str, tokenizer: Path, folder: Path) -> Path:
+    """A model folder without weights: the shape's config, and the tokenizer of another folder, which
+    prompts of token ids never use.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(read_config(shape)))
+    for name in _TOKENIZER_FILES:
+        if (tokenizer / name).is_file():
+            shutil.copy(tokenizer / name, folder / name)
+    return folder
