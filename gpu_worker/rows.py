@@ -83,13 +83,14 @@ class RowTable:
         self.asks.clear()
 
     def _release(self, rows: Int32Array) -> None:
+        if not len(rows):
+            return
         self._check_rows("released_rows", rows)
-        if len(rows):
-            self.live[rows] = False
-            self.sampled[rows] = False
-            self._tables[rows] = -1
-            self._table_lens[rows] = 0
-            self.asks.release(rows)
+        self.live[rows] = False
+        self.sampled[rows] = False
+        self._tables[rows] = -1
+        self._table_lens[rows] = 0
+        self.asks.release(rows)
 
     def _set_up(self, setup: RowSetup) -> None:
         row, given = setup.row, setup.sampling
@@ -133,13 +134,17 @@ class RowTable:
 
     def _check_block_ops(self, plan: Plan) -> None:
         self._check_range("zero_blocks", plan.zero_blocks, self.limits.num_blocks)
+        if len(plan.copy_pairs):
+            self._check_copies(plan)
+        if len(plan.swap_out_pairs) or len(plan.swap_in_pairs):
+            self._check_swaps(plan)
+
+    def _check_copies(self, plan: Plan) -> None:
         self._check_range("copy_pairs", plan.copy_pairs.reshape(-1), self.limits.num_blocks)
         targets = plan.copy_pairs[:, 1]
         _refuse_twice("copy_pairs", targets, "writes a block twice")
-        if len(targets) and np.isin(targets, plan.copy_pairs[:, 0]).any():
+        if np.isin(targets, plan.copy_pairs[:, 0]).any():
             raise PlanError("copy_pairs", "a block is both a source and a target")
-        if len(plan.swap_out_pairs) or len(plan.swap_in_pairs):
-            self._check_swaps(plan)
 
     def _check_swaps(self, plan: Plan) -> None:
         leaving, to_host = plan.swap_out_pairs.T
@@ -197,7 +202,7 @@ class RowTable:
             raise PlanError("input_ids", f"{int(bad)} is not a token id below {self.limits.vocab_size}")
         if not np.array_equal(positions, implied_positions(plan.query_lens, plan.context_lens)):
             raise PlanError("positions", "are not the last query_len positions of each row's context")
-        owners = np.repeat(plan.rows, plan.query_lens)
+        owners = plan.rows if len(ids) == len(plan.rows) else np.repeat(plan.rows, plan.query_lens)
         unsampled = owners[(ids == -1) & ~self.sampled[owners]]
         if len(unsampled):
             raise PlanError(
@@ -237,7 +242,7 @@ class RowTable:
 
     @staticmethod
     def _check_range(name: str, values: Int32Array, limit: int) -> None:
-        if len(values) and (int(values.min()) < 0 or int(values.max()) >= limit):
+        if len(values) and int(values.view(np.uint32).max()) >= limit:  # below zero is far above
             bad = values[(values < 0) | (values >= limit)][0]
             raise PlanError(name, f"{int(bad)} is not in 0..{limit - 1}")
 

@@ -126,6 +126,9 @@ class StepLayout:
         padding: int,
     ) -> None:
         part = self._part(packed, name)
+        if len(values) == len(part):
+            part[:] = values
+            return
         part[: len(values)] = values
         part[len(values) :] = padding
 

@@ -18,6 +18,7 @@ from octavo.worker.v1 import worker_pb2
 
 Int32Array = npt.NDArray[np.int32]
 _NONE = np.empty(0, np.int32)
+_NO_PAIRS = _NONE.reshape(0, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +99,16 @@ class Plan:
     slot_mapping: Int32Array  # [T]
     sample_positions: Int32Array  # [S]
     sample_rows: Int32Array  # [S]
-    swap_out_pairs: Int32Array = field(default_factory=lambda: _NONE.reshape(0, 2))  # [N, 2] device, host
-    swap_in_pairs: Int32Array = field(default_factory=lambda: _NONE.reshape(0, 2))  # [N, 2] host, device
+    swap_out_pairs: Int32Array = field(default_factory=lambda: _NO_PAIRS)  # [N, 2] device, host
+    swap_in_pairs: Int32Array = field(default_factory=lambda: _NO_PAIRS)  # [N, 2] host, device
 
 
 def decode_plan(message: worker_pb2.StepPlan, base_rows: Int32Array) -> Plan:
     """The whole plan; base_rows [R] are the rows of the base step. Raises PlanError naming the field."""
     rows = _rows(message, base_rows)
     context_lens = _array(message.context_lens, "context_lens")
-    query_lens = (
-        _array(message.query_lens, "query_lens") if message.query_lens else np.ones(len(rows), np.int32)
-    )
     _same_length("context_lens", context_lens, "rows", rows)
-    _same_length("query_lens", query_lens, "rows", rows)
-    if len(rows) and int(query_lens.min()) < 1:
-        raise PlanError("query_lens", f"{int(query_lens.min())} is below 1")
-    total = int(query_lens.sum(dtype=np.int64))
+    query_lens, total = _query_lens(message, rows)
     sample_positions, sample_rows = _samples(message, rows, query_lens)
     given_ids = _array(message.input_ids, "input_ids")
     return Plan(
@@ -146,13 +141,28 @@ _INPUT_LIMIT = 1 << 24
 
 
 def _array(data: bytes, name: str) -> Int32Array:
+    if not data:
+        return _NONE
     try:
         return arrays.decode(data, name)
     except InvalidArgument as error:
         raise PlanError(name, error.message.removeprefix(f"{name}: ")) from error
 
 
+def _query_lens(message: worker_pb2.StepPlan, rows: Int32Array) -> tuple[Int32Array, int]:
+    """[R] new tokens of each row, and their sum. One each where the plan leaves them out."""
+    if not message.query_lens:
+        return np.ones(len(rows), np.int32), len(rows)
+    query_lens = _array(message.query_lens, "query_lens")
+    _same_length("query_lens", query_lens, "rows", rows)
+    if len(rows) and int(query_lens.min()) < 1:
+        raise PlanError("query_lens", f"{int(query_lens.min())} is below 1")
+    return query_lens, int(query_lens.sum(dtype=np.int64))
+
+
 def _pairs(data: bytes, name: str) -> Int32Array:
+    if not data:
+        return _NO_PAIRS
     flat = _array(data, name)
     if len(flat) % 2:
         raise PlanError(name, f"{len(flat)} ids are not whole pairs")
@@ -199,6 +209,8 @@ def _samples(
             raise PlanError("no_samples", "set together with samples")
         return _NONE, _NONE
     if not given:
+        if not message.query_lens:
+            return np.arange(len(rows), dtype=np.int32), rows
         return (np.cumsum(query_lens, dtype=np.int64) - 1).astype(np.int32), rows
     positions = _array(message.sample_positions, "sample_positions")
     sample_rows = _array(message.sample_rows, "sample_rows")

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from octavo import settings, trace_context, transport
 from octavo.environment import PREFIX
 from octavo.settings import flag_of
+from scheduler_svc.core.plan import MAX_DEPTH
 
 PROGRAM = "scheduler_svc"
 DESCRIPTION = "Octavo's scheduler service: serves gRPC and plans every step of the worker."
@@ -54,7 +55,7 @@ class Settings(BaseSettings):
         description="seconds of waiting that weigh as much as one step of priority; 0: priorities are strict",
     )  # fmt: skip
     watermark_blocks: int = Field(1, ge=0, description="blocks that an admission leaves free")
-    depth: int = Field(2, ge=1, le=2, description="steps in flight")
+    depth: int = Field(2, ge=1, le=MAX_DEPTH, description="steps in flight")
     preemption: Literal["recompute", "swap", "auto"] = Field(
         "auto", description="how a sequence gives up its blocks; auto: what is estimated to cost less"
     )

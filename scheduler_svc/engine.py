@@ -28,6 +28,9 @@ from scheduler_svc.timers import Alarm
 
 _log = logging.getLogger(__name__)
 _SWEEP_SECONDS = 1.0
+_COVERING_STEPS = 2
+_SHORT_STEP_SECONDS = 2e-3
+"""Two steps in flight hide the way to the worker and back, unless they are shorter than it."""
 T = TypeVar("T")
 
 
@@ -246,7 +249,7 @@ class Engine:
     def _send_plans(self, now: float) -> bool:
         """Plans and sends until the core has enough in flight. True when a plan was sent."""
         session, sent = self._inputs.session, False
-        while session is not None and not session.closed:
+        while session is not None and not session.closed and self._may_send(session):
             started = self._clock()
             plan = self._inputs.plan(now)
             if plan is None:
@@ -258,6 +261,10 @@ class Engine:
                 _log.debug("step of %d rows, %d tokens", plan.rows.size, plan.input_ids.size, extra=ids)
             sent = True
         return sent
+
+    def _may_send(self, session: Session) -> bool:
+        """The core's depth bounds what is in flight; here, only short steps go beyond what covers the way."""
+        return session.num_in_flight < _COVERING_STEPS or self._inputs.step_seconds < _SHORT_STEP_SECONDS
 
     def _hand_out(self, now: float) -> None:
         """Delivers all bundles and wakes each stream once; a stop string found on the way goes to the core

@@ -62,6 +62,8 @@ class Inputs:
         self.session: Session | None = None
         self.worker: worker_pb2.GetCapacityResponse | None = None
         self.lost_at = now
+        self.step_seconds = 0.0
+        """What the last answered step took the worker's device."""
         self.observer: Observer | None = None
         self.reset_worker: Callable[[str], None] = lambda reason: None
         self._metrics = metrics
@@ -158,6 +160,7 @@ class Inputs:
                 return
             decoded = answer.decoded
             metrics.worker_rpc_seconds.observe(answer.rpc_seconds)
+            self.step_seconds = decoded.forward_seconds
             metrics.step_forward_seconds.observe(decoded.forward_seconds)
             metrics.step_gap_seconds.observe(decoded.gap_seconds)
             if decoded.failure_reason != "STALE_SESSION":

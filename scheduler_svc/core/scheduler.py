@@ -23,6 +23,7 @@ from scheduler_svc.core.invariants import Audit
 from scheduler_svc.core.kv_feed import KvFeed
 from scheduler_svc.core.lifecycle import Lifecycle
 from scheduler_svc.core.plan import (
+    MAX_DEPTH,
     BlockId,
     Capacity,
     FinishReason,
@@ -57,9 +58,9 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, hash_block: HashFunction = xxh3_128) -> None:
         if min(config.max_prefill_chunk, config.watermark_blocks) < 0:
             raise ValueError(f"max_prefill_chunk and watermark_blocks must not be negative: {config}")
-        if min(config.max_num_seqs, config.max_num_batched_tokens) < 1 or config.depth not in (1, 2):
+        if min(config.max_num_seqs, config.max_num_batched_tokens) < 1 or not 1 <= config.depth <= MAX_DEPTH:
             raise ValueError(
-                f"max_num_seqs and max_num_batched_tokens must be positive, depth 1 or 2: {config}"
+                f"max_num_seqs and max_num_batched_tokens must be positive, depth 1..{MAX_DEPTH}: {config}"
             )
         self._config = config
         self._hash_block = hash_block

@@ -52,7 +52,7 @@ def random_config(chance: random.Random, **fields: object) -> SchedulerConfig:
         "max_num_batched_tokens": chance.choice([100, 32, 9, 5, 2, 1]),
         "max_prefill_chunk": chance.choice([0, 0, 1, 4]),
         "watermark_blocks": chance.choice([0, 1, 2]),
-        "depth": chance.choice([2, 2, 1]),
+        "depth": chance.choice([2, 3, 4, 1]),
         "prefix_cache": chance.random() < 0.8,
         "hash_seed": b"seed",
     }

@@ -50,7 +50,7 @@ def preempted(core: CoreDriver) -> int:
     return seq_id
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize(
     ("moment", "budget"),
     [(queued, 64), (between_chunks, 4), (at_the_worker, 64), (in_its_last_step, 64), (preempted, 64)],

@@ -79,7 +79,7 @@ def test_a12_the_chunk_limit_holds_even_above_the_budget(chunk: int) -> None:
         SchedulerConfig(max_num_batched_tokens=0),
         SchedulerConfig(max_prefill_chunk=-1),
         SchedulerConfig(watermark_blocks=-1),
-        SchedulerConfig(depth=3),
+        SchedulerConfig(depth=5),
         SchedulerConfig(depth=0),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_hit_whose_length_is_no_multiple_of_the_chunk(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 0])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_chunk_neither_samples_nor_advances_the_random_state(chunk: int, depth: int) -> None:
     """The random state counts output positions: the driver compares each token with the run alone."""
     core = CoreDriver(64, 4, SchedulerConfig(max_prefill_chunk=chunk, depth=depth))

@@ -9,7 +9,7 @@ from tests.fakes.core_driver import CoreDriver
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a04_fifty_mixes_stay_within_the_bounds(prefix_cache: bool, depth: int) -> None:
     """recomputed / useful tokens <= 1.0, preemptions per request <= 4, and a bounded number of steps."""
     preempted = 0

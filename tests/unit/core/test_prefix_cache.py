@@ -93,7 +93,7 @@ def colliding_hash(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("hash_block", [constant_hash, colliding_hash])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a07_forced_collisions_change_no_output(hash_block, depth: int) -> None:  # type: ignore[no-untyped-def]
     """The driver compares every token with the run alone, and every slot read with the context it was
     computed in.

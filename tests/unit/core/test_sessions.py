@@ -24,7 +24,7 @@ def test_before_a_worker_is_there_requests_wait_and_are_checked_when_it_comes() 
     core.check_outputs()
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("every", [1, 2, 5])
 def test_a_worker_lost_again_and_again_costs_no_token(depth: int, every: int) -> None:
     core = CoreDriver(24, 4, SchedulerConfig(depth=depth, max_num_batched_tokens=12))

@@ -6,7 +6,7 @@ from scheduler_svc.core.plan import FinishReason, Refusal, SchedulerConfig
 from tests.fakes.core_driver import CoreDriver
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a03_what_is_refused_does_not_hold_up_the_small_ones(depth: int) -> None:
     core = CoreDriver(8, 16, SchedulerConfig(depth=depth))
     assert isinstance(core.offer(list(range(200)), max_tokens=10), Refusal)
@@ -21,7 +21,7 @@ def test_a03_what_is_refused_does_not_hold_up_the_small_ones(depth: int) -> None
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
 @pytest.mark.parametrize("block_size", [1, 2, 16])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_tiny_pools_drain(num_blocks: int, block_size: int, depth: int) -> None:
     core = CoreDriver(num_blocks, block_size, SchedulerConfig(depth=depth, max_num_seqs=4))
     slots = num_blocks * block_size

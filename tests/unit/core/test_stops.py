@@ -11,7 +11,7 @@ TOKENS = expected_tokens(PROMPT, 12, 1000)
 MANY = frozenset(range(2000, 2300))
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("others", [frozenset[int](), MANY])
 @pytest.mark.parametrize(
     ("stops", "min_tokens", "max_tokens", "reason", "length"),

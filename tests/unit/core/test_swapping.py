@@ -21,7 +21,7 @@ def crowd(core: CoreDriver, count: int = 4, outputs: int = 40) -> list[int]:
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.AUTO])
 def test_a04_with_a_host_tier_mixes_stay_within_the_bounds(
     prefix_cache: bool, depth: int, mode: PreemptionMode

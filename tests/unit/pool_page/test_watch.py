@@ -104,7 +104,7 @@ def test_a_reader_that_is_too_late_is_told_how_many_it_missed() -> None:
     assert (len(events), missed, events[0]["id"], log.since(log.last)) == (KEPT, 20, "r30", ([], 0))
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_fork_and_the_copies_after_it_are_told_from_the_plans(depth: int) -> None:
     """A14: two groups that fork in one step, beside a plain request."""
     core = CoreDriver(64, 4, SchedulerConfig(depth=depth, max_num_batched_tokens=256, prefix_cache=False))

@@ -62,7 +62,7 @@ def test_settings_are_frozen() -> None:
     ("arguments", "words"),
     [
         ([], ["--model", "required"]),
-        ([*MODEL, "--depth", "3"], ["--depth", "3", "less than or equal to 2"]),
+        ([*MODEL, "--depth", "5"], ["--depth", "5", "less than or equal to 4"]),
         ([*MODEL, "--max-num-seqs", "x"], ["--max-num-seqs", "x", "integer"]),
         ([*MODEL, "--no-such-flag"], ["--no-such-flag"]),
         ([*MODEL, "--hash-seed", "abcd"], ["--hash-seed", "32"]),

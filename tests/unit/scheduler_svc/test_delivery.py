@@ -44,7 +44,7 @@ async def say(
     return record
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 async def test_a16_a_stop_string_cuts_text_tokens_and_usage(text: TextModel, depth: int) -> None:
     script = spell(text, "one two STOP three four five")
     async with engine_rig(config=SchedulerConfig(depth=depth)) as rig:

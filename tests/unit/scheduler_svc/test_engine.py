@@ -30,7 +30,7 @@ async def test_a_request_is_accepted_told_its_tokens_and_ended() -> None:
         assert record.outbox.live == set()
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 async def test_steps_in_flight_are_as_many_as_the_depth(depth: int) -> None:
     async with engine_rig(config=SchedulerConfig(depth=depth)) as rig:
         await rig.submit(tokens=10)

@@ -65,7 +65,7 @@ def test_what_is_logged_is_bounded_and_all_is_counted(caplog: pytest.LogCaptureF
     assert len(caplog.records) == MOST_LOGGED
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 async def test_a_service_that_checks_every_step_finds_nothing_in_a_sound_core(depth: int) -> None:
     settings = EngineSettings(check_invariants="every-step")
     async with engine_rig(settings, SchedulerConfig(depth=depth)) as rig:

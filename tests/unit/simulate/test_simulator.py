@@ -27,7 +27,7 @@ SLOW_PREFILL = StepTimes("slow prefill", ((1.0, 0.01), (2.0, 0.02)), 0.0, 0.0, 1
 """10 ms a new token, a megabyte a millisecond to and from the host."""
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_one_request_takes_one_step_a_token(depth: int) -> None:
     kept = simulate(made_trace((0.0, 100, 3)), setup(depth=depth))
     assert kept.first_token_at.tolist() == pytest.approx([0.010])
