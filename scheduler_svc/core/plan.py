@@ -88,8 +88,8 @@ class SchedulerConfig:
     max_num_seqs: rows of a step. max_num_batched_tokens: new tokens of a step. max_prefill_chunk: new tokens
     of one row in a step (0: no bound but the budget). watermark_blocks: blocks left free by an admission, but
     on an empty pool; more when many sequences run. depth: steps in flight, 1..MAX_DEPTH. match_inside_blocks:
-    a cached block that begins as the prompt goes on is copied. priority_aging: seconds of waiting that weigh as
-    much as one step of priority (0: priorities are strict). hash_seed: 16 random bytes, the root parent of
+    a cached block that begins as the prompt goes on is copied. priority_aging: seconds of waiting that weigh
+    as much as one step of priority (0: priorities are strict). hash_seed: 16 random bytes, the root parent of
     the prefix index.
     """
 
