@@ -93,7 +93,7 @@ class _Answer:
             index=choice.index,
             message=ChatMessage(role="assistant", content=choice.text, refusal=None),
             logprobs=for_chat(choice.logprobs) if self._body.logprobs else None,
-            finish_reason=generation.finish_reason(choice.finished),
+            finish_reason=generation.finish_reason(choice.finished, self._request),
             stop_reason=generation.stop_reason(choice.finished, self._request),
         )
         if self._body.return_token_ids:
@@ -139,7 +139,7 @@ class _Answer:
             case Finished() as finished:
                 self._usage.add(0, finished.usage)
                 last = self._part(finished.index, ChatDelta(), (), ())
-                last["finish_reason"] = generation.finish_reason(finished)
+                last["finish_reason"] = generation.finish_reason(finished, self._request)
                 last["stop_reason"] = generation.stop_reason(finished, self._request)
                 return [last]
 

@@ -138,6 +138,6 @@ class _Answer:
         return made
 
     def _ended(self, choice: CompletionChoice, prompt: int, finished: Finished) -> CompletionChoice:
-        choice["finish_reason"] = generation.finish_reason(finished)
+        choice["finish_reason"] = generation.finish_reason(finished, self._requests[prompt])
         choice["stop_reason"] = generation.stop_reason(finished, self._requests[prompt])
         return choice

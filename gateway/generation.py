@@ -13,15 +13,17 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from gateway.errors import SERVER, ApiError
+from gateway.errors import SERVER, ApiError, from_octavo
 from gateway.shapes import FinishReason, PromptTokensDetails, Usage
-from octavo.errors import OctavoError
+from octavo.errors import InvalidArgument, OctavoError
 from octavo_client.aio import AsyncClient
 from octavo_client.aio_calls import AsyncStream
 from octavo_client.types import Completion, Event, Finished, Request
 from octavo_client.types import FinishReason as Reason
 from octavo_client.types import Usage as Tokens
 
+GRAMMAR_FAILED = "GRAMMAR_FAILED"
+_TOO_MUCH_WORK = "the grammar takes more work for a token than is allowed, or fits no token of this model"
 _WAITING_EVENTS = 64
 _REASONS: dict[Reason, FinishReason] = {
     Reason.STOP: "stop",
@@ -120,15 +122,22 @@ async def _forward(number: int, stream: AsyncStream, queue: _Queue) -> None:
         await queue.put(None)
 
 
-def finish_reason(finished: Finished) -> FinishReason:
-    """OpenAI's word. Raises ApiError (500) for a sequence that failed at the worker."""
+def finish_reason(finished: Finished, request: Request) -> FinishReason:
+    """OpenAI's word. Raises ApiError for a sequence that failed at the worker: 400 if it was the request's
+    own grammar, else 500.
+    """
     reason = _REASONS.get(finished.reason)
-    if reason is None:
-        why = finished.error_reason or finished.reason.value
-        raise ApiError(
-            HTTPStatus.INTERNAL_SERVER_ERROR, f"the answer failed: {why}", kind=SERVER, code="sequence_failed"
-        )
-    return reason
+    if reason is not None:
+        return reason
+    if finished.error_reason == GRAMMAR_FAILED:
+        options = request.options
+        kinds = {"json_schema": options.json_schema, "regex": options.regex, "ebnf": options.ebnf}
+        field = next((f"response_format.{kind}" for kind, given in kinds.items() if given is not None), "")
+        raise from_octavo(InvalidArgument(f"{field}: {_TOO_MUCH_WORK}", reason=GRAMMAR_FAILED, field=field))
+    why = finished.error_reason or finished.reason.value
+    raise ApiError(
+        HTTPStatus.INTERNAL_SERVER_ERROR, f"the answer failed: {why}", kind=SERVER, code="sequence_failed"
+    )
 
 
 def stop_reason(finished: Finished, request: Request) -> str | int | None:

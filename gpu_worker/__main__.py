@@ -96,7 +96,7 @@ async def _serve(found: Examined) -> int:
             metrics.loaded(loaded.size)
             loop = StepLoop(loaded.runner, epoch, metrics, poisoned, tracing)
             loop.start()
-            servicer.ready(loaded.capacity, loop)
+            servicer.ready(loaded.capacity, loop, loaded.grammars)
             await server.set_serving(True)
             announce_serving("worker", address, metrics_server.port)
             await stopping.wait()

@@ -2,12 +2,14 @@
 
 Owns the matchers of the rows that have one, their compilation in a thread, and the catching up with tokens
 that the device has drawn; knows neither logits nor plans. Invariant: a mask belongs to exactly the tokens
-that its row has sampled; a row whose matcher cannot go on allows nothing, so that it fails alone.
+that its row has sampled; a row whose matcher cannot go on allows nothing, so that it fails alone; and no step
+waits for the compilation of a grammar that was held before its row was set up.
 """
 
 import logging
 import os
-from collections import OrderedDict
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,11 +21,14 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from gpu_worker.device import Download, Marker
 from gpu_worker.wire import Int32Array, RowSetup
+from octavo.errors import ResourceExhausted
 from octavo.grammars import LIMITS
 
 _log = logging.getLogger(__name__)
 _KEPT = 64
-"""Compiled grammars that are kept for rows to come."""
+"""Compiled grammars that nobody holds and that are kept for rows to come."""
+HELD_CHARACTERS = 8 << 20
+"""Of the grammars that are held; compiled, a character takes 70 to 150 bytes."""
 _MOST_THREADS = 8
 
 
@@ -33,23 +38,68 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Path, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._tokenizer = self._thread.submit(_read_tokenizer, tokenizer, vocab_size, list(eos_ids))
+        self._lock = threading.Lock()
         self._known: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._holders: Counter[str] = Counter()
+        self._held_characters = 0
+
+    def wait(self) -> None:
+        """Until the table is there: its building stops every other thread of Python for up to seconds, and so
+        belongs before the first step.
+        """
+        error = self._tokenizer.exception()
+        if error is not None:
+            _log.error("no grammar can be followed: tokenizer.json cannot be read", exc_info=error)
 
     @property
     def width(self) -> int:
         """int32 words of a mask. Waits for the table."""
         return -(-self._tokenizer.result().vocab_size // 32)
 
+    def hold(self, grammar: str) -> "Future[LLMatcher]":
+        """Compiles a grammar and keeps it until `release`, once for each call. Raises ResourceExhausted
+        (GRAMMAR_BACKLOG) past HELD_CHARACTERS; one grammar alone is always taken.
+        """
+        with self._lock:
+            if not self._holders[grammar]:
+                held = self._held_characters + len(grammar)
+                if self._held_characters and held > HELD_CHARACTERS:
+                    raise ResourceExhausted(
+                        f"grammar: {held} characters of grammars would be live, limit {HELD_CHARACTERS}",
+                        reason="GRAMMAR_BACKLOG",
+                        retry_after=1.0,
+                        field="grammar",
+                    )
+                self._held_characters = held
+            self._holders[grammar] += 1
+            return self._started(grammar)
+
+    def release(self, grammar: str) -> None:
+        """Takes one `hold` back."""
+        with self._lock:
+            self._holders[grammar] -= 1
+            if not self._holders[grammar]:
+                del self._holders[grammar]
+                self._held_characters -= len(grammar)
+                self._forget_oldest()
+
     def start(self, grammar: str) -> "Future[LLMatcher]":
         """A matcher at its beginning, to be copied; the same for rows with the same grammar."""
+        with self._lock:
+            return self._started(grammar)
+
+    def _started(self, grammar: str) -> "Future[LLMatcher]":
         found = self._known.get(grammar)
         if found is None:
             found = self._known[grammar] = self._thread.submit(self._compile, grammar)
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
+            self._forget_oldest()
         else:
             self._known.move_to_end(grammar)
         return found
+
+    def _forget_oldest(self) -> None:
+        while len(self._known) - len(self._holders) > _KEPT:
+            del self._known[next(grammar for grammar in self._known if grammar not in self._holders)]
 
     def _compile(self, grammar: str) -> LLMatcher:
         return LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
@@ -88,9 +138,9 @@ class _Row:
 
     def take(self, token: int) -> None:
         """One token more. What comes after the end (an EOS id again, an overshoot) is no matter of the
-        grammar's.
+        grammar's; a row that failed has none (-1), and what it would write is no matter to anybody.
         """
-        if self.matcher is not None and not self.matcher.is_stopped():
+        if token >= 0 and self.matcher is not None and not self.matcher.is_stopped():
             self.matcher.consume_token(token)
 
 
@@ -120,7 +170,8 @@ class Grammars:
         self._drawn.clear()
 
     def masks(self, rows: Sequence[int]) -> Int32Array:
-        """[n, ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is set where a row may sample token i.
+        """[n, ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is set where a row may sample token i; none
+        where the row's matcher cannot go on.
 
         Waits for the tokens of the steps before, which no other call of a launch does.
         """

@@ -61,6 +61,7 @@ class Loaded:
     runner: ModelRunner
     size: PoolSize
     capacity: worker_pb2.GetCapacityResponse
+    grammars: GrammarCompiler | None
 
 
 def examine(settings: Settings) -> Examined:
@@ -105,6 +106,7 @@ def _obstacle_to_graphs(settings: Settings, device: Device, kernels: dispatch.Ke
 def load(found: Examined) -> Loaded:
     """Loads the weights, sizes and allocates the pool, and runs one small step. Raises WorkerError."""
     started = time.monotonic()
+    grammars = _grammars(found)
     decoder = _loaded_decoder(found)
     size = size_pool(found.device.memory(), _pool_request(found, decoder.weight_bytes))
     settings = found.settings
@@ -122,11 +124,13 @@ def load(found: Examined) -> Loaded:
         held = size.pool_bytes + size.activation_bytes
         num_host_blocks(settings.swap_space or 0.0, found.bytes_per_block, host.memory()[1], held)
     tier = open_host_pool(pool, found.num_host_blocks)
-    runner = ModelRunner(found.device, decoder, pool, found.kernels, limits, _grammars(found), tier)
+    runner = ModelRunner(found.device, decoder, pool, found.kernels, limits, grammars, tier)
     runner.warm_up()
     _capture(found, runner)
+    if grammars is not None:
+        grammars.wait()
     _report(found, size, time.monotonic() - started)
-    return Loaded(runner, size, _capacity(found, size))
+    return Loaded(runner, size, _capacity(found, size), grammars)
 
 
 def _grammars(found: Examined) -> GrammarCompiler | None:

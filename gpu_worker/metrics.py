@@ -72,7 +72,8 @@ class WorkerMetrics:
         self._failed_rows = Counter(
             "octavo_worker_failed_rows_total", "Rows failed, by reason.", ["reason"], registry=self.registry
         )
-        self._failed_rows.labels("non_finite_logits")
+        for reason in ("non_finite_logits", "grammar_failed"):
+            self._failed_rows.labels(reason)
         self._sessions = Counter(
             "octavo_worker_sessions_accepted_total",
             "Sessions accepted since the start.",
@@ -96,7 +97,9 @@ class WorkerMetrics:
     def step_done(self, outcome: StepOutcome) -> None:
         """One step answered with tokens."""
         self._steps.labels("ok").inc()
-        self._failed_rows.labels("non_finite_logits").inc(len(outcome.failed_rows))
+        barred = len(outcome.barred_rows.intersection(outcome.failed_rows))
+        self._failed_rows.labels("grammar_failed").inc(barred)
+        self._failed_rows.labels("non_finite_logits").inc(len(outcome.failed_rows) - barred)
         self._forward.observe(outcome.forward_seconds)
         self._gap.observe(outcome.gap_seconds)
         self._kernels.labels("block_moves").observe(outcome.block_move_seconds)

@@ -35,7 +35,8 @@ _WARM_UP_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """token_ids [S], -1 where the row failed; failed_rows by id; logprobs of the samples that ask, in order,
+    """token_ids [S], -1 where the row failed; failed_rows by id, and those of them whose grammar allows no
+    token, barred_rows; logprobs of the samples that ask, in order,
     and (row, first position, values) of prompts; times in seconds on the device's own clock.
 
     sample_seconds is part of forward_seconds, and 0 where a graph holds both. gap_seconds: since the end of
@@ -51,6 +52,7 @@ class StepOutcome:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[tuple[int, int, TokenLogprobs], ...] = ()
     transfers: Acknowledged = NOTHING
+    barred_rows: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class PendingStep:
             logprobs=None if drawn is None or drawn.logprobs is None else drawn.logprobs.read(),
             prompt_logprobs=tuple((span.row, span.first, found.read()) for span, found in self._prompts),
             transfers=self._transfers(),
+            barred_rows=frozenset() if drawn is None else drawn.barred,
         )
 
 

@@ -26,10 +26,13 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a step sampled, on its way to the host: tokens [S], -1 where the row failed."""
+    """What a step sampled, on its way to the host: tokens [S], -1 where the row failed. barred: rows whose
+    grammar allows no token.
+    """
 
     tokens: Download
     logprobs: PendingLogprobs | None
+    barred: frozenset[int] = frozenset()
 
 
 class SampleStage:
@@ -63,29 +66,33 @@ class SampleStage:
         """Draws all samples from logits [S, vocab]; sample_rows: [S] int64, the plan's, on the device."""
         tokens, bad = sample(logits, self._buffers.samples(plan))
         tokens = tokens.masked_fill(bad, -1)
-        asks = self._table.asks
+        asks, barred = self._table.asks, frozenset[int]()
         if asks.anybody:
             places = asks.changed(plan.sample_rows, self._table.output_positions(plan))
             if len(places):
-                tokens = self._draw_again(plan, logits, tokens, places)
+                tokens, barred = self._draw_again(plan, logits, tokens, places)
         self._buffers.remember(sample_rows, tokens.clamp(min=0))
-        return self._drawn(plan, logits, tokens)
+        return self._drawn(plan, logits, tokens, barred)
 
     def draw_rest(self, plan: Plan, logits: Tensor, tokens: Tensor) -> Drawn:
         """Draws what a graph cannot: its own tokens [S] int32 stand for greedy and temperature alone."""
-        asks = self._table.asks
+        asks, barred = self._table.asks, frozenset[int]()
         if not asks.anybody:
             return Drawn(self._device.download(tokens), None)
         places = asks.special(plan.sample_rows, self._table.output_positions(plan))
         if len(places):
-            tokens = self._draw_again(plan, logits, tokens, places)
+            tokens, barred = self._draw_again(plan, logits, tokens, places)
             rows = self._device.upload(plan.sample_rows[places]).long()
             again = tokens.index_select(0, self._index(places)).clamp(min=0).long()
             self._buffers.remember(rows, again)
-        return self._drawn(plan, logits, tokens)
+        return self._drawn(plan, logits, tokens, barred)
 
-    def _draw_again(self, plan: Plan, logits: Tensor, tokens: Tensor, places: Places) -> Tensor:
-        """tokens with those at `places` drawn from their own logits, changed where their rows ask for it."""
+    def _draw_again(
+        self, plan: Plan, logits: Tensor, tokens: Tensor, places: Places
+    ) -> tuple[Tensor, frozenset[int]]:
+        """tokens with those at `places` drawn from their own logits, changed where their rows ask for it; and
+        the rows that a grammar leaves nothing.
+        """
         table = self._table
         index = self._index(places)
         own = logits.index_select(0, index)
@@ -98,21 +105,23 @@ class SampleStage:
             own.index_copy_(
                 0, at, self._adjustments.apply(own.index_select(0, at), slots, positions[changed])
             )
-        constrained = table.asks.constrained(rows)
+        constrained, barred = table.asks.constrained(rows), frozenset[int]()
         if len(constrained):
-            self._mask(own, rows[constrained].tolist(), constrained)
+            barred = self._mask(own, rows[constrained].tolist(), constrained)
         again, bad = sample(own, self._buffers.samples(plan, places))
+        bad |= tokens.index_select(0, index) < 0  # what a mask hides was bad all the same
         again = again.masked_fill(bad, -1)
         if slots is not None:
             self._adjustments.count(slots, again.index_select(0, at).clamp(min=0))
         if len(constrained):
             tokens_of_them = self._device.download(again.index_select(0, self._index(constrained)))
             self._grammars.sampled(rows[constrained].tolist(), tokens_of_them, self._device.mark())
-        return tokens.index_copy(0, index, again.to(tokens.dtype))
+        return tokens.index_copy(0, index, again.to(tokens.dtype)), barred
 
-    def _mask(self, logits: Tensor, rows: list[int], places: Places) -> None:
-        """Leaves the logits [n, vocab] at `places` only what these rows' grammars allow; waits for the tokens
-        of the steps before, which the forward pass of this one need not.
+    def _mask(self, logits: Tensor, rows: list[int], places: Places) -> frozenset[int]:
+        """Leaves the logits [n, vocab] at `places` only what these rows' grammars allow, and returns the rows
+        that are left nothing; waits for the tokens of the steps before, which the forward pass of this one
+        need not.
         """
         words = np.ascontiguousarray(self._grammars.masks(rows))
         packed = self._device.upload(words.reshape(-1)).view(words.shape)
@@ -120,8 +129,9 @@ class SampleStage:
         barred = allowed.flatten(1)[:, : logits.shape[1]] == 0
         at = self._index(places)
         logits.index_copy_(0, at, logits.index_select(0, at).masked_fill_(barred, float("-inf")))
+        return frozenset(rows[place] for place in np.flatnonzero(~words.any(axis=1)))
 
-    def _drawn(self, plan: Plan, logits: Tensor, tokens: Tensor) -> Drawn:
+    def _drawn(self, plan: Plan, logits: Tensor, tokens: Tensor, barred: frozenset[int]) -> Drawn:
         asks = self._table.asks
         places = asks.with_logprobs(plan.sample_rows)
         logprobs: PendingLogprobs | None = None
@@ -131,7 +141,7 @@ class SampleStage:
             top = int(asks.logprobs[plan.sample_rows[places]].max())
             packed = logprobs_of(logits.index_select(0, index), own, top)
             logprobs = PendingLogprobs(1 + top, self._device.download(packed.flatten()))
-        return Drawn(self._device.download(tokens), logprobs)
+        return Drawn(self._device.download(tokens), logprobs, barred)
 
     def _index(self, places: Places) -> Tensor:
         return self._device.upload(places.astype(np.int32)).long()

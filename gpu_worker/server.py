@@ -7,14 +7,17 @@ that a plan is taken off the wire while another one runs.
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from typing import Any
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from llguidance import LLMatcher
 
 from gpu_worker.errors import SettingsError
+from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.step_loop import Session, StepLoop
 from octavo import handshake, transport
 from octavo.errors import InvalidArgument, ResourceExhausted, StaleEpoch, Unavailable
@@ -29,18 +32,26 @@ _Outbox = asyncio.Queue[worker_pb2.RunResponse | Exception | None]
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """GetCapacity and Run. Until `ready` both refuse with UNAVAILABLE (LOADING)."""
+    """GetCapacity, Run and HoldGrammar. Until `ready` all refuse with UNAVAILABLE (LOADING)."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._capacity: worker_pb2.GetCapacityResponse | None = None
         self._loop: StepLoop | None = None
+        self._grammars: GrammarCompiler | None = None
         self._outboxes: dict[int, _Outbox] = {}
 
-    def ready(self, capacity: worker_pb2.GetCapacityResponse, loop: StepLoop) -> None:
-        """From now on the worker answers; the capacity gets this worker's epoch."""
+    def ready(
+        self,
+        capacity: worker_pb2.GetCapacityResponse,
+        loop: StepLoop,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """From now on the worker answers; the capacity gets this worker's epoch. grammars None: none can be
+        followed.
+        """
         capacity.worker_epoch = self._epoch
-        self._capacity, self._loop = capacity, loop
+        self._capacity, self._loop, self._grammars = capacity, loop, grammars
 
     async def GetCapacity(  # noqa: N802
         self, request: worker_pb2.GetCapacityRequest, context: Context
@@ -72,6 +83,24 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             self._outboxes.pop(session.session_id, None)
             self._loop.close(session)
             _log.info("session %s ended", epoch_text(session.session_id))
+
+    async def HoldGrammar(  # noqa: N802
+        self, request: worker_pb2.HoldGrammarRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.HoldGrammarResponse]:
+        if self._loop is None:
+            raise _loading()
+        if self._grammars is None:
+            yield worker_pb2.HoldGrammarResponse(error="this worker has no tokenizer, or its model no end")
+            return
+        compiled = self._grammars.hold(request.grammar)
+        try:
+            yield worker_pb2.HoldGrammarResponse(error=await _complaint(compiled))
+            await asyncio.get_running_loop().create_future()  # until the scheduler ends the call
+        except asyncio.CancelledError:
+            if not context.cancelled():
+                raise
+        finally:
+            self._grammars.release(request.grammar)
 
     async def _handshake(self, requests: AsyncIterator[worker_pb2.RunRequest]) -> worker_pb2.SessionAccepted:
         first = await anext(requests, None)
@@ -120,6 +149,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 outbox.put_nowait(error)
                 return
         loop.finish(session)
+
+
+async def _complaint(compiled: "Future[LLMatcher]") -> str:
+    """Why a grammar cannot be followed; empty when it can. Cancelling the wait leaves the compilation be."""
+    done = asyncio.wrap_future(compiled)
+    await asyncio.wait([done])
+    error = done.exception()
+    if error is not None:
+        return str(error) or type(error).__name__
+    return done.result().get_error()
 
 
 def _from_thread(events: asyncio.AbstractEventLoop, call: Any, *arguments: Any) -> None:

@@ -232,6 +232,7 @@ class StepLoop:
             outcome.prompt_logprobs,
             outcome.transfers.step_ids,
             outcome.transfers.seconds,
+            outcome.barred_rows,
         )
         return _Answered(item.session, response)
 

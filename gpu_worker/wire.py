@@ -5,7 +5,7 @@ the device. Invariant: a decoded plan is complete, so that nothing behind this m
 omits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -248,6 +248,16 @@ def _tuple(data: bytes, name: str) -> tuple[int, ...]:
     return tuple(_array(data, name).tolist()) if data else ()
 
 
+_NON_FINITE = (
+    worker_pb2.ROW_FAILURE_REASON_NON_FINITE_LOGITS,
+    "the logits hold NaN or infinity, or every token is masked",
+)
+_BARRED = (
+    worker_pb2.ROW_FAILURE_REASON_GRAMMAR_FAILED,
+    "the grammar takes more work in a step than is allowed, cannot be compiled, or does not fit the output",
+)
+
+
 def encode_result(
     plan: worker_pb2.StepPlan,
     token_ids: Int32Array,
@@ -257,18 +267,16 @@ def encode_result(
     prompt_logprobs: Sequence[tuple[int, int, TokenLogprobs]] = (),
     acknowledged: Sequence[int] = (),
     transfer_seconds: float = 0.0,
+    barred_rows: Collection[int] = (),
 ) -> worker_pb2.RunResponse:
-    """The answer to a plan: token_ids [S], rows with non-finite logits, (forward, block move, gap) seconds;
+    """The answer to a plan: token_ids [S], rows that failed, (forward, block move, gap) seconds;
     log-probabilities of the samples that ask, and (row, first position, values) of prompts; steps whose
-    transfers out are done.
+    transfers out are done; of the failed rows, those whose grammar allows no token.
     """
     failures = [
-        worker_pb2.RowFailure(
-            row=row,
-            reason=worker_pb2.ROW_FAILURE_REASON_NON_FINITE_LOGITS,
-            detail="the logits hold NaN or infinity, or every token is masked",
-        )
+        worker_pb2.RowFailure(row=row, reason=reason, detail=detail)
         for row in failed_rows
+        for reason, detail in [_BARRED if row in barred_rows else _NON_FINITE]
     ]
     result = worker_pb2.StepResult(
         session_id=plan.session_id,

@@ -22,6 +22,7 @@ from scheduler_svc.config import Settings
 from scheduler_svc.core.plan import PreemptionMode, SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.grammar_holds import GrammarHolds
 from scheduler_svc.inference import InferenceService
 from scheduler_svc.inspect import KvCacheService
 from scheduler_svc.intake import Intake
@@ -92,7 +93,10 @@ class App:
             _log.info("sampling defaults from generation_config.json: %s", dict(text.sampling) or "none")
         self._tracing = open_tracing(settings)
         begin_trace, trace_steps = _tracers(self._tracing, self._engine)
-        self._intake = Intake(self._engine, text, limits, self._metrics, _clock, defaults, begin_trace)
+        grammars = GrammarHolds()
+        self._intake = Intake(
+            self._engine, text, limits, self._metrics, _clock, grammars, defaults, begin_trace
+        )
         backlog = BacklogLimits(
             settings.stream_backlog_tokens, settings.stream_backlog_characters, settings.stream_stall_seconds
         )
@@ -107,7 +111,7 @@ class App:
         self._endpoint = WebEndpoint(
             self._engine, inspector, self._metrics, _clock, settings.pool_page, token
         )
-        self._link = WorkerClient(link_settings(settings), self._engine, _clock, trace_steps)
+        self._link = WorkerClient(link_settings(settings), self._engine, _clock, grammars, trace_steps)
         self._engine.on_reset(self._link.reset)
 
     async def serve(self) -> int:

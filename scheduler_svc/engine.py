@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from octavo.errors import DeadlineExceeded, OctavoError
+from octavo.errors import OctavoError
 from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2
 from scheduler_svc.core.scheduler import Scheduler
@@ -21,7 +21,7 @@ from scheduler_svc.inputs import Inputs, Observer, worker_lost
 from scheduler_svc.invariant_watch import InvariantWatch
 from scheduler_svc.kv_stream import KvEvents
 from scheduler_svc.metrics import ShellMetrics
-from scheduler_svc.requests import Branch, QueueLimits, Record, Requests
+from scheduler_svc.requests import Branch, QueueLimits, Record, Requests, queue_timeout
 from scheduler_svc.session import Answer, Session
 from scheduler_svc.streams import Outbox
 from scheduler_svc.timers import Alarm
@@ -230,8 +230,7 @@ class Engine:
         while self._inbox:
             self._inbox.popleft()(now)
         for record in self._inputs.deadlines.due(now):
-            error = DeadlineExceeded("queue_timeout: no step was free in time", field="queue_timeout")
-            self._inputs.end(record, error, "queue_timeout", now)
+            self._inputs.end(record, queue_timeout(), "queue_timeout", now)
         if not self.ready and len(self._requests) and self._grace_is_over(now):
             self._inputs.end_waiting_for_worker(now)
         if now >= self._next_sweep:

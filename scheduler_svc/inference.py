@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 import grpc.aio
 
-from octavo.errors import OctavoError
 from octavo.interceptors import REQUEST_ID_METADATA
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc import answers
+from scheduler_svc.batch_reader import BatchReader
 from scheduler_svc.engine import Engine
 from scheduler_svc.intake import Intake
 from scheduler_svc.limits import check_abort, check_detokenize, check_tokenize
@@ -75,7 +75,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request_iterator: AsyncIterator[inference_pb2.GenerateBatchRequest], context: Context
     ) -> None:
         async with self._stream(context, self._backlog) as outbox:
-            reader = asyncio.create_task(self._read_batch(request_iterator, outbox))
+            batch = BatchReader(self._engine, self._intake, outbox, self._clock)
+            reader = asyncio.create_task(batch.read(request_iterator))
             try:
                 while not (reader.done() and not outbox.live and outbox.is_empty):
                     for message in answers.batches(await outbox.next()):
@@ -83,24 +84,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await reader
             finally:
                 reader.cancel()
-
-    async def _read_batch(
-        self, requests: AsyncIterator[inference_pb2.GenerateBatchRequest], outbox: Outbox
-    ) -> None:
-        """Takes in the requests of a batch stream until the client has sent its last."""
-        try:
-            async for message in requests:
-                if message.WhichOneof("action") == "abort_request_id":
-                    if message.abort_request_id in outbox.live:
-                        await self._engine.abort([message.abort_request_id])
-                    continue
-                try:
-                    await self._intake.take(message.generate, outbox)
-                except OctavoError as error:
-                    outbox.put_refusal(message.generate.request_id, error)
-                    outbox.flush(self._clock())
-        finally:
-            outbox.wake()
 
     async def Abort(
         self, request: inference_pb2.AbortRequest, context: Context

@@ -9,6 +9,8 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -19,6 +21,7 @@ from octavo.v1 import inference_pb2
 from scheduler_svc.core.plan import NewRequest, SamplingParams, SeqId
 from scheduler_svc.engine import Engine
 from scheduler_svc.grammar import grammar_of
+from scheduler_svc.grammar_holds import GrammarHolds
 from scheduler_svc.limits import (
     ChatPrompt,
     CheckedRequest,
@@ -33,7 +36,7 @@ from scheduler_svc.limits import (
 )
 from scheduler_svc.logprob_writer import LogprobWriter
 from scheduler_svc.metrics import ShellMetrics
-from scheduler_svc.requests import Record
+from scheduler_svc.requests import Record, queue_timeout
 from scheduler_svc.streams import Outbox
 from scheduler_svc.text import TextEmitter, TextModel
 
@@ -48,7 +51,8 @@ _INLINE_TOKENS = 8192
 
 
 class Intake:
-    """Takes requests in for the engine. clock: the engine's. sampling: the operator's own defaults.
+    """Takes requests in for the engine. clock: the engine's. grammars: held at its worker. sampling: the
+    operator's own defaults.
 
     begin_trace: makes the span of a request that arrives now; None: nothing is traced.
     """
@@ -60,6 +64,7 @@ class Intake:
         limits: Limits,
         metrics: ShellMetrics,
         clock: Callable[[], float],
+        grammars: GrammarHolds,
         sampling: inference_pb2.SamplingOptions | None = None,
         begin_trace: "Callable[[float], RequestTrace] | None" = None,
     ) -> None:
@@ -67,6 +72,7 @@ class Intake:
         self._text = text
         self._metrics = metrics
         self._clock = clock
+        self._grammars = grammars
         self._begin_trace = begin_trace
         self._next_seq_id = 1
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="text")
@@ -116,6 +122,24 @@ class Intake:
         grammar = await self._grammar(checked)
         prompt = await self.encode(checked.prompt)
         check_prompt(prompt, checked, self.limits, facts)
+        with ExitStack() as undo:
+            if grammar:
+                await self._hold(grammar, checked, arrival)
+                undo.callback(self._grammars.release, grammar)
+            record = self._record(checked, prompt, grammar, outbox, arrival, trace)
+            self._engine.submit(record)
+            undo.pop_all()
+        return record
+
+    def _record(
+        self,
+        checked: CheckedRequest,
+        prompt: npt.NDArray[np.int32],
+        grammar: str,
+        outbox: Outbox,
+        arrival: float,
+        trace: "RequestTrace | None",
+    ) -> Record:
         record = Record(
             request_id=checked.request_id or secrets.token_hex(8),
             request=self._new_request(checked, prompt, grammar),
@@ -128,10 +152,11 @@ class Intake:
             logprobs=self._logprobs(checked, len(prompt)),
             trace=trace,
         )
+        if grammar:
+            record.when_over = partial(self._grammars.release, grammar)
         if trace is not None:
             assert self._engine.worker is not None
             trace.describe(checked, record, self._engine.worker.model_id)
-        self._engine.submit(record)
         return record
 
     async def encode(self, prompt: Prompt) -> npt.NDArray[np.int32]:
@@ -175,6 +200,17 @@ class Intake:
                 field=f"response_format.{kind}",
             )
         return await self._in_thread(grammar_of, kind, text)
+
+    async def _hold(self, grammar: str, checked: CheckedRequest, arrival: float) -> None:
+        """Waits for the worker to compile a grammar, beside the steps of others, as part of the queueing."""
+        assert checked.response_format is not None
+        field = f"response_format.{checked.response_format[0]}"
+        left = None if checked.queue_timeout is None else arrival + checked.queue_timeout - self._clock()
+        try:
+            async with asyncio.timeout(left):
+                await self._grammars.take(grammar, field)
+        except TimeoutError:
+            raise queue_timeout() from None
 
     def _logprobs(self, checked: CheckedRequest, prompt_len: int) -> LogprobWriter | None:
         if checked.logprobs is None and checked.prompt_logprobs is None:

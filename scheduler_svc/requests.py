@@ -5,11 +5,11 @@ request id names at most one live request, a request lives as long as one of its
 counts equal those of the requests not yet admitted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
-from octavo.errors import AlreadyExists, ResourceExhausted
+from octavo.errors import AlreadyExists, DeadlineExceeded, ResourceExhausted
 from octavo.v1 import inference_pb2
 from scheduler_svc.core.plan import NewRequest, SeqId
 from scheduler_svc.logprob_writer import LogprobWriter
@@ -46,6 +46,7 @@ class Record:
     logprobs: None if none are asked for. accepted: held back until the prompt's are whole.
     branches: its sequences, by index; their ids follow each other. running: those the core has not ended.
     first_token_at: of the first sequence. trace: its span; None while nothing is traced.
+    when_over: called once, when the request is forgotten.
     ended: its stream is told nothing any more. outcome: why the shell ended it, or how its latest sequence
     ended; empty while that is the core's to say.
     """
@@ -63,6 +64,7 @@ class Record:
     admitted_at: float | None = None
     first_token_at: float | None = None
     trace: "RequestTrace | None" = None
+    when_over: Callable[[], None] = lambda: None
     ended: bool = False
     outcome: str = ""
     branches: tuple[Branch, ...] = field(init=False)
@@ -162,6 +164,7 @@ class Requests:
         record.outbox.live.discard(record.request_id)
         if record.admitted_at is None:
             self._leave_queue(record)
+        record.when_over()
 
     def _leave_queue(self, record: Record) -> None:
         self.waiting_requests -= 1
@@ -179,6 +182,11 @@ class Requests:
     def of_outbox(self, outbox: Outbox) -> list[Record]:
         """The live requests of one client stream."""
         return [self._by_id[request_id] for request_id in outbox.live]
+
+
+def queue_timeout() -> DeadlineExceeded:
+    """The error of a request that waited too long for its first step."""
+    return DeadlineExceeded("queue_timeout: no step was free in time", field="queue_timeout")
 
 
 def _queue_full(why: str) -> ResourceExhausted:

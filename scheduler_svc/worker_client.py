@@ -19,6 +19,7 @@ from octavo import handshake, transport
 from octavo.errors import OctavoError
 from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_svc.grammar_holds import GrammarHolds
 from scheduler_svc.session import Answer, Session
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class _Lost(Exception):
 class WorkerClient:
     """Keeps one session with a worker for as long as `run` runs. clock: seconds, monotonic.
 
-    trace_steps: makes the tracer of a session's steps from the worker's epoch; None: nothing is traced.
+    grammars: what the worker has to hold. trace_steps: makes the tracer of a session's steps from the
+    worker's epoch; None: nothing is traced.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class WorkerClient:
         settings: LinkSettings,
         listener: LinkListener,
         clock: Callable[[], float],
+        grammars: GrammarHolds | None = None,
         trace_steps: "Callable[[int], StepTracer] | None" = None,
     ) -> None:
         self._settings = settings
         self._listener = listener
         self._clock = clock
+        self._grammars = grammars or GrammarHolds()
         self._trace_steps = trace_steps
         self._reset = asyncio.Event()
         self._reset_reason = ""
@@ -131,8 +135,11 @@ class WorkerClient:
             call = _stub(channel).Run()
             try:
                 session = await self._open(call, capacity)
+                async with asyncio.timeout(settings.step_seconds):
+                    await self._grammars.connected(_stub(channel))
                 await self._serve(session, call, capacity, health_pb2_grpc.HealthStub(channel))
             finally:
+                self._grammars.disconnected()
                 call.cancel()
 
     async def _ask_capacity(self) -> worker_pb2.GetCapacityResponse:

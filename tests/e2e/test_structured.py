@@ -12,6 +12,7 @@ import pytest
 
 from octavo.v1 import inference_pb2 as pb
 from scheduler_svc.text import TextModel, load_text_model
+from tests.e2e.metrics import scrape
 from tests.e2e.processes import Processes, ServiceProcess
 from tests.e2e.rig import prompt_of
 from tests.e2e.service import Reply, Service, request
@@ -121,3 +122,28 @@ async def test_min_tokens_beside_a_grammar_is_refused(address: str) -> None:
             grpc.aio.AioRpcError, match=r"stopping\.min_tokens: 3 beside response_format\.regex"
         ):
             await service.run(message)
+
+
+AMBIGUOUS = "start: s\ns: " + " | ".join("s " * i + '"a"' for i in range(24))
+
+
+async def test_a21_a_grammar_that_runs_out_of_work_in_a_step_fails_alone_and_says_so(
+    address: str, text: TextModel, worker: ServiceProcess
+) -> None:
+    message = constrained(0, "ebnf", AMBIGUOUS)
+    for token in text.eos_token_ids:
+        message.sampling.logit_bias[token] = -100
+    async with Service(address) as service:
+        await service.wait_ready()
+        calm = await service.generate(prompt_of(9, 801), 30)
+        beside = asyncio.create_task(service.generate(prompt_of(9, 801), 30))
+        reply = await service.run(message)
+        assert (reply.reason, reply.error_reason) == ("ERROR", "GRAMMAR_FAILED")
+        assert 1 < len(reply.tokens) < LENGTH, "what was sent before stays"
+        assert (await beside).tokens == calm.tokens
+        await service.wait_idle()
+    metrics = scrape(f"http://127.0.0.1:{worker.serving['metrics_port']}/metrics")
+    assert (
+        metrics['octavo_worker_failed_rows_total{reason="grammar_failed"}'] >= 1
+    )  # in each step of its own in flight
+    assert metrics['octavo_worker_failed_rows_total{reason="non_finite_logits"}'] == 0

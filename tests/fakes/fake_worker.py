@@ -8,7 +8,7 @@ for none.
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -19,8 +19,9 @@ from octavo.errors import FailedPrecondition, InvalidArgument, StaleEpoch
 from octavo.interceptors import ErrorMapping
 from octavo.transport import LARGEST_MESSAGE, server_options
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
+from tests.fakes.fake_grammars import FakeGrammars
 from tests.fakes.fake_logprobs import FakeLogprobs
-from tests.fakes.faults import BEFORE_APPLY, Fault, FaultKind, bend
+from tests.fakes.faults import BEFORE_APPLY, FAILS_A_ROW, Fault, FaultKind, bend
 from tests.fakes.plan_decoder import DecodedPlan, decode_plan
 from tests.fakes.plan_like import Int32Array
 from tests.fakes.simulated_kv import ProtocolViolation, SimulatedKv
@@ -73,6 +74,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.sessions: list[int] = []
         self.reported_epoch: int | None = None  # what GetCapacity says instead of the live epoch
         self.keeps_transfers = False  # acknowledges none, against the protocol
+        self.grammars = FakeGrammars()
         self.faults: deque[Fault] = deque()
         self._scripts: list[tuple[Sequence[int], Sequence[int]]] = []
         self._server: grpc.aio.Server | None = None
@@ -162,6 +164,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             device="none",
         )
 
+    async def HoldGrammar(  # noqa: N802
+        self, request: worker_pb2.HoldGrammarRequest, context: object
+    ) -> AsyncIterator[worker_pb2.HoldGrammarResponse]:
+        async for answer in self.grammars.hold(request.grammar):
+            yield answer
+
     async def Run(self, requests: object, context: RunContext) -> None:  # noqa: N802
         session = await self._accept(context)
         reader = asyncio.create_task(self._read(session, context))
@@ -240,7 +248,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             result.failure.reason = worker_pb2.STEP_FAILURE_REASON_INVALID_PLAN
             result.failure.detail = str(broken)
             return [worker_pb2.RunResponse(result=result)]
-        if fault is not None and fault.kind is FaultKind.FAIL_ROW:
+        if fault is not None and fault.kind in FAILS_A_ROW:
             self._spoil(plan)
         messages = bend(fault, result, plan.sample_rows.tolist())
         if fault is not None and fault.kind is FaultKind.REORDER:

@@ -26,6 +26,7 @@ class FaultKind(Enum):
     RAGGED_BYTES = "ragged_bytes"  # token ids that are no whole number of int32
     LACK_LOGPROBS = "lack_logprobs"  # no log-probabilities, though rows ask for them
     FAIL_ROW = "fail_row"  # the first sampling row failed
+    FAIL_GRAMMAR = "fail_grammar"  # the first sampling row failed by its grammar
     FAIL_UNKNOWN_ROW = "fail_unknown_row"  # names a row that never was
     REFUSE = "refuse"  # the whole step failed; the plan was not obeyed
     FUTURE_STEP = "future_step"  # an answer to a step that was never sent, besides the right one
@@ -36,6 +37,7 @@ class FaultKind(Enum):
 
 
 BEFORE_APPLY = frozenset({FaultKind.REFUSE})
+FAILS_A_ROW = frozenset({FaultKind.FAIL_ROW, FaultKind.FAIL_GRAMMAR})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,11 @@ def _bend_fields(kind: FaultKind, bent: worker_pb2.StepResult, sample_rows: Sequ
     elif kind is FaultKind.LACK_LOGPROBS:
         bent.ClearField("logprobs")
         bent.ClearField("prompt_logprobs")
-    elif kind is FaultKind.FAIL_ROW:
+    elif kind in FAILS_A_ROW:
         tokens[:1] = -1
         _fail(bent, sample_rows[0])
+        if kind is FaultKind.FAIL_GRAMMAR:
+            bent.failed_rows[-1].reason = worker_pb2.ROW_FAILURE_REASON_GRAMMAR_FAILED
     elif kind is FaultKind.FAIL_UNKNOWN_ROW:
         _fail(bent, UNKNOWN_ROW)
     elif kind is FaultKind.FUTURE_STEP:

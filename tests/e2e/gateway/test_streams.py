@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.e2e.gateway.door import PROMPT, Door
 from tests.e2e.processes import Processes
-from tests.e2e.rig import prompt_of, wanted
+from tests.e2e.rig import SMALL, prompt_of, wanted
 from tests.fakes.faults import FaultKind
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -204,6 +205,26 @@ async def test_a_row_that_fails_before_its_first_token_is_an_http_error(door: Do
     answer = await door.post(COMPLETIONS, body(8, stream=stream))
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "sequence_failed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [({"regex": "[0-9]+"}, "structured_outputs.regex"), ({"json": {"type": "object"}}, "response_format")],
+)
+async def test_a_grammar_that_fails_in_a_step_is_the_requests_own_fault(
+    door: Door, stream: bool, given: dict[str, Any], param: str
+) -> None:
+    await door.rig.fake.restart(replace(SMALL, eos_token_ids=(2,)))
+    await door.rig.service.wait_ready(False)
+    await door.rig.service.wait_ready()
+    door.rig.fake.inject(FaultKind.FAIL_GRAMMAR)
+    answer = await door.post(COMPLETIONS, body(8, stream=stream, structured_outputs=given))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "grammar_failed")
+    assert error["param"].startswith(param)
+    assert error["message"].startswith(f"{error['param']}: the grammar takes more work")
 
 
 async def test_an_aborted_answer_keeps_its_text(door: Door) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
 from tests.fakes.fake_worker import FakeSettings, FakeWorker
-from tests.fakes.faults import FaultKind
+from tests.fakes.faults import FAILS_A_ROW, FaultKind
 from tests.fakes.simulated_kv import expected_tokens
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -164,6 +164,7 @@ FAULTS = {
     FaultKind.LACK_TOKEN: [],
     FaultKind.EXTRA_TOKEN: RIGHT * 2,
     FaultKind.FAIL_ROW: [-1],
+    FaultKind.FAIL_GRAMMAR: [-1],
     FaultKind.FAIL_UNKNOWN_ROW: RIGHT,
 }
 
@@ -173,7 +174,7 @@ async def test_a_fault_bends_one_answer(worker: FakeWorker, client: BareClient, 
     worker.inject(kind)
     assert tokens(await client.ask()) == FAULTS[kind]
     goes_on = tokens(await client.ask()) == expected_tokens(PROMPT, 2, VOCAB)[1:]
-    assert goes_on == (kind is not FaultKind.FAIL_ROW)  # what a failed row wrote is spoilt
+    assert goes_on == (kind not in FAILS_A_ROW)  # what a failed row wrote is spoilt
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,9 @@ ODD: dict[str, tuple[worker_pb2.StepResult, list[int], dict[int, str], tuple[str
     "outside the vocabulary": (result(tokens=[5, VOCAB]), [5, -1], {8: "INVALID_TOKEN"}, ("invalid_token",)),
     "negative": (result(tokens=[-2, 6]), [-1, 6], {3: "INVALID_TOKEN"}, ("invalid_token",)),
     "a failed row": (result(tokens=[-1, 6], failed_rows=[failed(3)]), [-1, 6], {3: "NON_FINITE_LOGITS"}, ()),
+    "a row whose grammar failed": (
+        result(tokens=[-1, 6], failed_rows=[failed(3, worker_pb2.ROW_FAILURE_REASON_GRAMMAR_FAILED)]),
+        [-1, 6], {3: "GRAMMAR_FAILED"}, ()),
     "a failed row with a token": (result(failed_rows=[failed(3)]), [-1, 6], {3: "NON_FINITE_LOGITS"}, ()),
     "an unknown row": (result(failed_rows=[failed(99)]), [5, 6], {}, ("unknown_row",)),
     "a reason of a newer worker": (result(tokens=[-1, 6], failed_rows=[failed(3, 77)]), [-1, 6],

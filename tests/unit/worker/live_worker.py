@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 
+from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.server import WorkerServer, WorkerServicer
@@ -71,9 +72,15 @@ class SchedulerEnd:
 
 @asynccontextmanager
 async def live_worker(
-    model: Path, ready: bool = True, limit: int = LIMIT, tracing: WorkerTracing | None = None
+    model: Path,
+    ready: bool = True,
+    limit: int = LIMIT,
+    tracing: WorkerTracing | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> AsyncIterator[LiveWorker]:
-    """A worker with 64 blocks of 4 tokens, 8 rows and 256 tokens of context."""
+    """A worker with 64 blocks of 4 tokens, 8 rows and 256 tokens of context. grammars: what HoldGrammar
+    compiles with.
+    """
     runner, metrics, poisoned = make_runner(model), WorkerMetrics(), list[str]()
     loop = StepLoop(runner, EPOCH, metrics, poisoned.append, tracing)
     loop.start()
@@ -82,7 +89,7 @@ async def live_worker(
     address = await server.start("127.0.0.1:0")
     if ready:
         capacity = worker_pb2.GetCapacityResponse(protocol_version=handshake.PROTOCOL_VERSION, num_blocks=64)
-        servicer.ready(capacity, loop)
+        servicer.ready(capacity, loop, grammars)
         await server.set_serving(True)
     try:
         async with grpc.aio.insecure_channel(address, options=transport.client_options(limit)) as channel:

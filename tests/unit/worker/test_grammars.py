@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
+from torch import Tensor
 
+from gpu_worker.grammars import HELD_CHARACTERS, GrammarCompiler
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.wire import Sampling
+from octavo.errors import ResourceExhausted
 from tests.fixtures.hand_plans import GREEDY, HandPlanner, HandSequence, run, take
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model, write_tokenizer
-from tests.fixtures.tiny_runner import make_runner
+from tests.fixtures.tiny_runner import change_logits, make_runner
 
 SCHEMA = {
     "type": "object",
@@ -162,8 +165,83 @@ def test_a21_a_row_whose_grammar_cannot_be_followed_fails_alone(runner: ModelRun
     rows = [HandSequence(0, [3, 4, 5]), HandSequence(1, [3, 4, 5], under(grammar)), HandSequence(2, [6, 7])]
     outcome = runner.launch(HandPlanner(64, 4).plan([(row, len(row.tokens)) for row in rows])).wait()
     assert outcome.failed_rows == (1,)
+    assert outcome.barred_rows == {1}
     assert outcome.token_ids[0] >= 0
     assert outcome.token_ids[2] >= 0
+
+
+@pytest.mark.parametrize("tokens", [slice(17, 18), slice(None)])
+def test_a21_non_finite_logits_under_a_grammar_fail_as_that_with_a_step_in_flight(
+    runner: ModelRunner, tokens: slice
+) -> None:
+    """Also those of a token that the grammar does not allow."""
+
+    def poison(logits: Tensor) -> Tensor:
+        logits[1, tokens] = float("nan")
+        return logits
+
+    change_logits(runner, poison)
+    rows = [HandSequence(0, [3, 4, 5]), HandSequence(1, [3, 4, 5], under(DIGITS))]
+    planner = HandPlanner(64, 4)
+    pending = [runner.launch(planner.plan([(row, len(row.tokens)) for row in rows]))]
+    for row in rows:
+        row.tokens.append(-1)
+    pending.append(
+        runner.launch(planner.plan([(row, 1) for row in rows], input_ids=np.full(2, -1, np.int32)))
+    )
+    for step in pending:
+        outcome = step.wait()
+        assert outcome.failed_rows == (1,)
+        assert outcome.barred_rows == set()
+        assert outcome.token_ids[0] >= 0
+
+
+AMBIGUOUS = LLMatcher.grammar_from_lark("start: s\ns: " + " | ".join("s " * i + '"a"' for i in range(24)))
+
+
+def test_a_grammar_that_runs_out_of_work_in_a_step_fails_its_row_with_a_reason_of_its_own(
+    runner: ModelRunner,
+) -> None:
+    rows = [HandSequence(0, [3, 4, 5]), HandSequence(1, [3, 4, 5], under(AMBIGUOUS, bias_ids=eos_ids(runner),
+            bias_values=tuple(-100.0 for _ in eos_ids(runner))))]  # fmt: skip
+    planner, work = HandPlanner(64, 4), [(row, len(row.tokens)) for row in rows]
+    while True:
+        plan = planner.plan(work)
+        outcome = runner.launch(plan).wait()
+        if outcome.failed_rows:
+            break
+        take(rows, plan, outcome)
+        work = [(row, 1) for row in rows]
+    assert (outcome.failed_rows, outcome.barred_rows) == ((1,), {1})
+    assert len(rows[1].outputs) > 1, "it runs out only after some tokens"
+    assert outcome.token_ids[0] >= 0
+
+
+def test_a_held_grammar_is_compiled_once_and_kept_while_others_come_and_go(folder: Path) -> None:
+    compiler = GrammarCompiler(folder / "tokenizer.json", 384, [2])
+    held = compiler.hold(DIGITS)
+    assert compiler.hold(DIGITS) is held
+    for number in range(100):
+        compiler.start(LLMatcher.grammar_from_regex(f"[0-9]{{{number + 1}}}"))
+    compiler.release(DIGITS)
+    assert compiler.start(DIGITS) is held
+    compiler.release(DIGITS)
+    for number in range(100):
+        compiler.start(LLMatcher.grammar_from_regex(f"[a-f]{{{number + 1}}}"))
+    assert compiler.start(DIGITS) is not held, "nobody holds it, so that it was forgotten"
+
+
+def test_what_is_held_is_bounded_and_one_grammar_alone_always_held(folder: Path) -> None:
+    compiler = GrammarCompiler(folder / "tokenizer.json", 384, [2])
+    long = "{" * (HELD_CHARACTERS + 1)  # no grammar at all: what it takes does not matter here
+    compiler.hold(long)
+    compiler.hold(long)
+    with pytest.raises(ResourceExhausted, match=f"limit {HELD_CHARACTERS}") as refused:
+        compiler.hold(DIGITS)
+    assert (refused.value.reason, refused.value.retry_after) == ("GRAMMAR_BACKLOG", 1.0)
+    compiler.release(long)
+    compiler.release(long)
+    assert not compiler.hold(DIGITS).exception()
 
 
 def test_a_history_that_does_not_match_fails_its_row(runner: ModelRunner) -> None:

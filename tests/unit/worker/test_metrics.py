@@ -21,7 +21,9 @@ def test_every_series_exists_before_the_first_step() -> None:
     before = scrape(metrics)
     metrics.loaded(PoolSize(10, 1000, 900, 300, 100, 400, 100))
     metrics.session_accepted()
-    metrics.step_done(StepOutcome(NO_IDS, (3,), 0.02, 0.005, 0.001, 0.0004))
+    metrics.step_done(
+        StepOutcome(NO_IDS, (3, 4, 5), 0.02, 0.005, 0.001, 0.0004, barred_rows=frozenset((4, 5)))
+    )
     metrics.step_failed("invalid_plan")
     after = scrape(metrics)
     assert before.keys() == after.keys()
@@ -36,6 +38,7 @@ def test_every_series_exists_before_the_first_step() -> None:
         'octavo_worker_steps_total{outcome="ok"}': 1,
         'octavo_worker_steps_total{outcome="invalid_plan"}': 1,
         'octavo_worker_failed_rows_total{reason="non_finite_logits"}': 1,
+        'octavo_worker_failed_rows_total{reason="grammar_failed"}': 2,
         "octavo_step_forward_seconds_count": 1,
         "octavo_step_forward_seconds_sum": 0.02,
         "octavo_step_gap_seconds_count": 1,

@@ -100,6 +100,11 @@ def test_answers_name_the_plans_own_session_and_step() -> None:
     assert arrays.decode(result.token_ids, "token_ids").tolist() == [4, -1]
     assert result.failed_rows[0].row == 3
     assert result.failed_rows[0].reason == worker_pb2.ROW_FAILURE_REASON_NON_FINITE_LOGITS
+    barred = encode_result(plan, np.asarray([-1, -1], np.int32), [2, 3], (0, 0, 0), barred_rows={2}).result
+    assert [(row.row, row.reason) for row in barred.failed_rows] == [
+        (2, worker_pb2.ROW_FAILURE_REASON_GRAMMAR_FAILED),
+        (3, worker_pb2.ROW_FAILURE_REASON_NON_FINITE_LOGITS),
+    ]
     assert (result.forward_seconds, result.block_move_seconds, result.gap_seconds) == (0.5, 0.25, 0.125)
     assert not result.HasField("failure")
     failed = encode_failure(plan, worker_pb2.STEP_FAILURE_REASON_INVALID_PLAN, "rows: 9").result

@@ -11,6 +11,7 @@ class RowFailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROW_FAILURE_REASON_UNSPECIFIED: _ClassVar[RowFailureReason]
     ROW_FAILURE_REASON_NON_FINITE_LOGITS: _ClassVar[RowFailureReason]
     ROW_FAILURE_REASON_INTERNAL: _ClassVar[RowFailureReason]
+    ROW_FAILURE_REASON_GRAMMAR_FAILED: _ClassVar[RowFailureReason]
 
 class StepFailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -22,11 +23,24 @@ class StepFailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ROW_FAILURE_REASON_UNSPECIFIED: RowFailureReason
 ROW_FAILURE_REASON_NON_FINITE_LOGITS: RowFailureReason
 ROW_FAILURE_REASON_INTERNAL: RowFailureReason
+ROW_FAILURE_REASON_GRAMMAR_FAILED: RowFailureReason
 STEP_FAILURE_REASON_UNSPECIFIED: StepFailureReason
 STEP_FAILURE_REASON_INVALID_PLAN: StepFailureReason
 STEP_FAILURE_REASON_STALE_SESSION: StepFailureReason
 STEP_FAILURE_REASON_OUT_OF_MEMORY: StepFailureReason
 STEP_FAILURE_REASON_DEVICE_ERROR: StepFailureReason
+
+class HoldGrammarRequest(_message.Message):
+    __slots__ = ("grammar",)
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    grammar: str
+    def __init__(self, grammar: _Optional[str] = ...) -> None: ...
+
+class HoldGrammarResponse(_message.Message):
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    def __init__(self, error: _Optional[str] = ...) -> None: ...
 
 class GetCapacityRequest(_message.Message):
     __slots__ = ()

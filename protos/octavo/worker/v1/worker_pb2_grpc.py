@@ -25,6 +25,11 @@ class WorkerServiceStub(object):
                 request_serializer=octavo_dot_worker_dot_v1_dot_worker__pb2.RunRequest.SerializeToString,
                 response_deserializer=octavo_dot_worker_dot_v1_dot_worker__pb2.RunResponse.FromString,
                 )
+        self.HoldGrammar = channel.unary_stream(
+                '/octavo.worker.v1.WorkerService/HoldGrammar',
+                request_serializer=octavo_dot_worker_dot_v1_dot_worker__pb2.HoldGrammarRequest.SerializeToString,
+                response_deserializer=octavo_dot_worker_dot_v1_dot_worker__pb2.HoldGrammarResponse.FromString,
+                )
 
 
 class WorkerServiceServicer(object):
@@ -44,6 +49,14 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HoldGrammar(self, request, context):
+        """Compiles a grammar beside the steps and keeps it for as long as the call is open. The one answer says that
+        it is there, or why not; a scheduler lets no row with the grammar into a plan before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -56,6 +69,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=octavo_dot_worker_dot_v1_dot_worker__pb2.RunRequest.FromString,
                     response_serializer=octavo_dot_worker_dot_v1_dot_worker__pb2.RunResponse.SerializeToString,
+            ),
+            'HoldGrammar': grpc.unary_stream_rpc_method_handler(
+                    servicer.HoldGrammar,
+                    request_deserializer=octavo_dot_worker_dot_v1_dot_worker__pb2.HoldGrammarRequest.FromString,
+                    response_serializer=octavo_dot_worker_dot_v1_dot_worker__pb2.HoldGrammarResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -99,5 +117,22 @@ class WorkerService(object):
         return grpc.experimental.stream_stream(request_iterator, target, '/octavo.worker.v1.WorkerService/Run',
             octavo_dot_worker_dot_v1_dot_worker__pb2.RunRequest.SerializeToString,
             octavo_dot_worker_dot_v1_dot_worker__pb2.RunResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def HoldGrammar(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/octavo.worker.v1.WorkerService/HoldGrammar',
+            octavo_dot_worker_dot_v1_dot_worker__pb2.HoldGrammarRequest.SerializeToString,
+            octavo_dot_worker_dot_v1_dot_worker__pb2.HoldGrammarResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -1,0 +1,31 @@
+"""The HoldGrammar calls of a fake worker, which compiles nothing.
+
+Owns which calls are open and when they are answered; knows no plan. Invariant: a call is in `held` from its
+arrival to its end.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from octavo.worker.v1 import worker_pb2
+
+
+class FakeGrammars:
+    """compiles: calls are answered while it is set. error: what they are answered. held: the grammars of the
+    open calls, answered or not.
+    """
+
+    def __init__(self) -> None:
+        self.compiles = asyncio.Event()
+        self.compiles.set()
+        self.error = ""
+        self.held: list[str] = []
+
+    async def hold(self, grammar: str) -> AsyncIterator[worker_pb2.HoldGrammarResponse]:
+        self.held.append(grammar)
+        try:
+            await self.compiles.wait()
+            yield worker_pb2.HoldGrammarResponse(error=self.error)
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.held.remove(grammar)

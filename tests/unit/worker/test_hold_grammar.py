@@ -1,0 +1,98 @@
+"""HoldGrammar: compiled beside the steps, kept while the call is open, refused by name."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from llguidance import LLMatcher
+
+from gpu_worker.grammars import HELD_CHARACTERS, GrammarCompiler
+from octavo.errors import reason_of
+from octavo.worker.v1 import worker_pb2
+from tests.e2e.rig import until
+from tests.fixtures.hand_plans import HandPlanner, HandSequence, to_message
+from tests.unit.worker.live_worker import EPOCH, LiveWorker, live_worker
+
+DIGITS = LLMatcher.grammar_from_regex("[0-9]{3}")
+
+
+class GatedCompiler(GrammarCompiler):
+    """Compiles only while the gate is open. compiled: what it has compiled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gate = threading.Event()
+        self.compiled: list[str] = []
+        super().__init__(folder / "tokenizer.json", 384, [2])
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        self.gate.wait()
+        self.compiled.append(grammar)
+        return super()._compile(grammar)
+
+
+@pytest.fixture
+def compiler(tiny_llama: Path) -> GatedCompiler:
+    return GatedCompiler(tiny_llama)
+
+
+def hold(worker: LiveWorker, grammar: str) -> Any:
+    return worker.stub.HoldGrammar(worker_pb2.HoldGrammarRequest(grammar=grammar))
+
+
+async def test_steps_of_others_go_on_while_a_grammar_is_compiled(
+    tiny_llama: Path, compiler: GatedCompiler
+) -> None:
+    async with live_worker(tiny_llama, grammars=compiler) as worker:
+        call = hold(worker, DIGITS)
+        answer = asyncio.create_task(call.read())
+        end = await worker.session(1)
+        planner, sequence = HandPlanner(64, 4), HandSequence(0, [5, 6, 7])
+        for count in (3, *[1] * 20):
+            result = await end.ask(to_message(planner.plan([(sequence, count)]), 1, EPOCH))
+            assert not result.HasField("failure")
+        assert not answer.done()
+        assert not compiler.compiled
+        compiler.gate.set()
+        assert (await answer).error == ""
+        assert compiler.compiled == [DIGITS]
+        call.cancel()
+
+
+async def test_a_grammar_is_kept_while_a_call_is_open_and_compiled_once(
+    tiny_llama: Path, compiler: GatedCompiler
+) -> None:
+    compiler.gate.set()
+    async with live_worker(tiny_llama, grammars=compiler) as worker:
+        calls = [hold(worker, DIGITS) for _ in range(3)]
+        assert [(await call.read()).error for call in calls] == [""] * 3
+        assert compiler.compiled == [DIGITS]
+        for call in calls:
+            call.cancel()
+        await until(lambda: not compiler._holders)
+
+
+async def test_a_grammar_that_cannot_be_followed_is_named(tiny_llama: Path, compiler: GatedCompiler) -> None:
+    compiler.gate.set()
+    async with live_worker(tiny_llama, grammars=compiler) as worker:
+        assert "rule_name" in (await hold(worker, "no grammar {").read()).error
+    async with live_worker(tiny_llama) as bare:
+        assert "no tokenizer" in (await hold(bare, DIGITS).read()).error
+
+
+async def test_more_than_may_be_held_is_refused_until_some_is_released(
+    tiny_llama: Path, compiler: GatedCompiler
+) -> None:
+    async with live_worker(tiny_llama, grammars=compiler, limit=2 * HELD_CHARACTERS) as worker:
+        first = hold(worker, "{" * HELD_CHARACTERS)
+        reading = asyncio.create_task(first.read())
+        await until(lambda: bool(compiler._holders))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await hold(worker, DIGITS).read()
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert reason_of(refused.value) == "GRAMMAR_BACKLOG"
+        compiler.gate.set()
+        assert (await reading).error
+        first.cancel()
