@@ -62,6 +62,11 @@ class Settings(BaseSettings):
     kernel_backend: Literal["auto", "torch", "triton", "cpu"] = Field(
         "auto", description="who runs the paged kernels"
     )
+    attention_backend: Literal["auto", "triton", "flash", "torch"] = Field(
+        "auto",
+        description="who attends; flash: the flash-attn packages; auto: on CUDA the fastest in a trial, "
+        "or what --kernel-backend names",
+    )
     model_impl: Literal["auto", "octavo", "transformers"] = Field(
         "auto",
         description="whose code runs the layers: ours, or transformers' around our attention; "

@@ -26,6 +26,8 @@ def default_dtype(device: Device, settings: Settings, config: ModelShape) -> tup
     """
     if device.torch_device.type != "cpu" or settings.kernel_backend not in ("auto", "cpu"):
         return None
+    if settings.attention_backend != "auto":
+        return None
     if not isinstance(config, ModelConfig) or obstacle(config):
         return None
     try:

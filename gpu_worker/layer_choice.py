@@ -44,7 +44,8 @@ def _choice(
             head = cpu_decoder.HEAD_FORMATS.get(settings.quantize, settings.quantize)
             weights = f"{settings.quantize}, the head in {head}"
         return Choice("layers", "cpu", f"compiled, weights packed as {weights}")
-    why = kernels.choices[0].why
-    if kernels.choices[0].backend == "cpu":
+    attention = next(choice for choice in kernels.choices if choice.op.startswith("paged_attention"))
+    why = attention.why
+    if attention.backend == "cpu":
         why = f"the compiled layers lack {cpu_decoder.obstacle(config)}"
     return Choice("layers", "torch", why)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker import cpu_choice, host
+from gpu_worker import attention_choice, cpu_choice, host
 from gpu_worker.config import Settings
 from gpu_worker.device import DTYPES, Device, open_device
 from gpu_worker.errors import SettingsError
@@ -84,6 +84,7 @@ def examine(settings: Settings) -> Examined:
         )
     except KernelError as error:
         raise SettingsError(str(error)) from error
+    kernels = attention_choice.with_attention(kernels, settings, config, dtype, device, max_model_len)
     kernels = with_layers(kernels, dtype, settings, config, why_transformers)
     block_bytes = bytes_per_block(config, settings.block_size, dtype)
     return Examined(
@@ -100,6 +101,8 @@ def _obstacle_to_graphs(settings: Settings, device: Device, kernels: dispatch.Ke
         return f"no CUDA device, but {device.torch_device.type}"
     if kernels.fused is None:
         return f"the {kernels.choices[0].backend} kernels cannot be captured"
+    if attention_choice.waits(kernels):
+        return "attention by torch reads lengths on the host"
     return ""
 
 

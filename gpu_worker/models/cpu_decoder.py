@@ -30,7 +30,7 @@ def obstacle(config: ModelConfig) -> str:
 
 def runs_here(kernels: Kernels, dtype: torch.dtype, config: ModelConfig) -> bool:
     """Whether the compiled kernels were chosen, for a dtype and a decoder that their layers have."""
-    chosen = any(choice.backend == "cpu" for choice in kernels.choices)
+    chosen = any(choice.op == "paged_attention" and choice.backend == "cpu" for choice in kernels.choices)
     return chosen and dtype in FORMATS and not obstacle(config)
 
 

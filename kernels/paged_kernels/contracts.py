@@ -174,6 +174,14 @@ def check_paged_attention(
         _check_out(out, query)
 
 
+def check_full_attention(window: int, softcap: float) -> None:
+    """Refuses what a kernel without windows and soft caps would answer wrongly. Raises ArgumentError."""
+    if window:
+        raise ArgumentError(f"window: {window}, this kernel attends to whole contexts only")
+    if softcap:
+        raise ArgumentError(f"softcap: {softcap}, this kernel has none")
+
+
 def _check_rows(block_tables: Tensor, cu_query_lens: Tensor, context_lens: Tensor) -> None:
     _need_dims("block_tables", block_tables, 2, "[rows, blocks]")
     _need_dims("cu_query_lens", cu_query_lens, 1, "[rows + 1]")

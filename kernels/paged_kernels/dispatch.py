@@ -87,6 +87,11 @@ def select(
     return _torch(f"fallback: {obstacle}")
 
 
+def choice_of(kernels: Kernels, op: str) -> Choice:
+    """What was chosen for one operation."""
+    return next(choice for choice in kernels.choices if choice.op == op)
+
+
 def _cpu_or_torch(backend: str, device: torch.device, dtype: torch.dtype) -> Kernels:
     """The compiled CPU kernels; where they cannot run, the torch ones for "auto", an error by name."""
     try:

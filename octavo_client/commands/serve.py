@@ -31,6 +31,7 @@ _HELP = {
     "max-model-len": "longest context in tokens",
     "cuda-graphs": "auto, or off",
     "kernel-backend": "auto, torch, triton or cpu",
+    "attention-backend": "auto, triton, flash (flash-attn) or torch",
     "model-impl": "auto, octavo or transformers: whose code runs the layers",
     "quantize": "none, int8 or int4: weights on a CPU, for single streams",
     "threads": "threads on a CPU",

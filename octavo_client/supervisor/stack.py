@@ -38,6 +38,7 @@ WORKER_FLAGS = (
     "max-model-len",
     "cuda-graphs",
     "kernel-backend",
+    "attention-backend",
     "model-impl",
     "quantize",
     "threads",
