@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gpu_worker.config import SETTING_NAMES, Settings, read_settings
 from gpu_worker.errors import SettingsError, WorkerError
@@ -40,6 +41,12 @@ def settings_of(model: Path, *flags: str) -> Settings:
         (("--num-blocks", "0"), "num_blocks: .*1"),
         (("--dtype", "int8"), "dtype: "),
         (("--kernel-backend", "triton"), "kernel backend triton cannot run"),
+        (("--attention-backend", "triton"), "attention_backend: triton cannot run: it needs a CUDA device"),
+        (
+            ("--attention-backend", "flash"),
+            "attention_backend: flash cannot run: flash-attn 2: device: it needs CUDA; flash-attn-4: device: ",
+        ),
+        (("--attention-backend", "fast"), "attention_backend: .*'flash'"),
         (("--device", "cuda"), "device: cuda was asked for"),
     ],
 )
@@ -82,6 +89,16 @@ def test_capacity_says_what_was_built(tiny_qwen3: Path) -> None:
     assert list(capacity.eos_token_ids) == [0, 2]
     assert capacity.kv_layout == "kv,layer,block,slot,kv_head,head_dim"
     assert len(capacity.model_fingerprint) == 32
+
+
+def test_attention_by_torch_takes_the_layers_with_it(tiny_llama: Path) -> None:
+    """The compiled layers have attention inside; without them the dtype is float32 by default again."""
+    found = examine(settings_of(tiny_llama, "--attention-backend", "torch"))
+    choices = {choice.op: (choice.backend, choice.why) for choice in found.kernels.choices}
+    assert choices["paged_attention"] == ("torch", "asked for by name")
+    assert choices["layers"] == ("torch", "asked for by name")
+    assert found.dtype == torch.float32
+    assert load(found).runner.decoder.__class__.__name__ == "Decoder"
 
 
 def test_dummy_weights_need_only_a_config(tiny_llama: Path, tmp_path: Path) -> None:
