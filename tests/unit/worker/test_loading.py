@@ -44,7 +44,7 @@ def settings_of(model: Path, *flags: str) -> Settings:
         (("--attention-backend", "triton"), "attention_backend: triton cannot run: it needs a CUDA device"),
         (
             ("--attention-backend", "flash"),
-            "attention_backend: flash cannot run: flash-attn 2: device: it needs CUDA; flash-attn-4: device: ",
+            "attention_backend: flash cannot run: flash-attn 2: device: it needs CUDA; flash-attn-4: ",
         ),
         (("--attention-backend", "fast"), "attention_backend: .*'flash'"),
         (("--device", "cuda"), "device: cuda was asked for"),
