@@ -62,6 +62,10 @@ def loaded(name: str) -> Candidate:
     return PACKAGES[name][1]()
 
 
+def usual_size(package: Candidate) -> int:
+    return 256 if package.name == FLASH2 else 16
+
+
 def kernels_of(package: Candidate, block_size: int, head_dim: int) -> Kernels:
     kernels = dispatch.select("triton", "cuda", torch.bfloat16, head_dim, block_size)
     return replace(kernels, paged_attention=ByPhase(package.decode, package.mixed))
@@ -85,8 +89,7 @@ def test_drawn_shapes(package: Candidate, model: int) -> None:
 
 def test_rows_of_padding_change_nothing(package: Candidate) -> None:
     """As in a captured step: more rows and tokens than the plan has, on the null block, with context 0."""
-    size = SIZES[package.name][-3]
-    shape = AttentionShape(torch.bfloat16, 8, 4, 64, size, 0, 0.0, (9, 0))
+    shape = AttentionShape(torch.bfloat16, 8, 4, 64, usual_size(package), 0, 0.0, (9, 0))
     for rows in (((1, 700), (1, 3), (1, 257)), ((300, 300), (1, 900), (64, 500))):
         (inputs, *_) = make_inputs(Case("", rows), shape, Bounds(2048, 16, 2048))
         attend = ByPhase(package.decode, package.mixed)
@@ -107,7 +110,7 @@ def test_rows_of_padding_change_nothing(package: Candidate) -> None:
 @pytest.mark.parametrize("one_each", [True, False])
 def test_a_captured_call_serves_other_lengths_and_tables(package: Candidate, one_each: bool) -> None:
     """Captured on the second batch's blocks with the shortest contexts, replayed on the first batch."""
-    shape = AttentionShape(torch.bfloat16, 8, 4, 64, SIZES[package.name][-3], 0, 0.0, (9, 0))
+    shape = AttentionShape(torch.bfloat16, 8, 4, 64, usual_size(package), 0, 0.0, (9, 0))
     rows = ((1, 2000), (1, 1), (1, 700), (1, 5)) if one_each else ((1, 1500), (229, 400), (1, 1))
     first, second, *_ = make_inputs(Case("", rows), shape, Bounds(512, 8, 4096))
     lens = sorted((queries for queries, _ in rows), reverse=True)
@@ -128,7 +131,7 @@ def test_a_captured_call_serves_other_lengths_and_tables(package: Candidate, one
 
 
 def test_the_trial_accepts_it_and_measures(package: Candidate) -> None:
-    size = 256 if package.name == FLASH2 else 16
+    size = usual_size(package)
     shape = AttentionShape(torch.bfloat16, 16, 8, 128, size, 0, 0.0, (9, 0))
     bounds = Bounds(2048, 256, 8192)
     triton = dispatch.select("triton", "cuda", torch.bfloat16, 128, size).paged_attention
@@ -158,7 +161,7 @@ def test_nan_in_a_block_that_is_loaded_whole_is_caught_by_the_trial() -> None:
 def test_graphs_on_and_off_give_the_same_tokens(package: Candidate, tmp_path: Path, tiny: TinyShape) -> None:
     """bfloat16: the tokens of the same padded steps without graphs. A prefix hit is part of it."""
     folder, results = write_tiny_model(tmp_path / "m", tiny), []
-    size = 256 if package.name == FLASH2 else 16
+    size = usual_size(package)
     for captured in (False, True):
         runner = make_runner(
             folder, "bfloat16", on="cuda", num_blocks=128, block_size=size, max_batch_tokens=600,
@@ -182,7 +185,7 @@ def test_graphs_on_and_off_give_the_same_tokens(package: Candidate, tmp_path: Pa
 
 def test_flash_by_name_and_auto_say_what_they_chose(package: Candidate, tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "m", SERVED)
-    size = "256" if package.name == FLASH2 else "16"
+    size = str(usual_size(package))
     flags = ["--model", str(folder), "--device", "cuda", "--dtype", "bfloat16", "--block-size", size]
     for backend in ("flash", "auto"):
         kernels = examine(read_settings([*flags, "--attention-backend", backend])).kernels
