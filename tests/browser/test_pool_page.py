@@ -107,6 +107,26 @@ async def test_the_story_is_drawn_as_it_happens(
         await tile(view, "shared", "5")
         await view.screenshot(path=PICTURES / f"fork-{theme}.png")
 
+        await told.swapping_out()
+        await assert_the_browser_has_the_pool(told, view)
+        await says(view, "#events", "margaret preempted", "copied out to host memory")
+        fenced = (await told.rig.service.stats()).fenced_blocks
+        assert fenced > 20
+        await until(view, "octavo.live.gauges.swapped === 1")
+        await tile(view, "fenced", str(fenced))
+        await count(view, ".chip.swapped", 1)
+        await view.locator(".card .head", has_text="margaret").click()
+        await says(view, "#inspector", "Waits for a transfer to host memory to end", "blocks in host memory")
+        await view.screenshot(path=PICTURES / f"swap-out-{theme}.png")
+        await view.keyboard.press("Escape")
+        await told.swapping_in()
+        await assert_the_browser_has_the_pool(told, view)
+        await says(view, "#events", "copied back from host memory")
+        await until(view, "octavo.live.gauges.swapped === 0")
+        await tile(view, "fenced", "0")
+        await count(view, ".chip.swapped", 0)
+        await view.screenshot(path=PICTURES / f"swap-in-{theme}.png")
+
         await told.end()
         await until(view, "octavo.live.gauges.active === 0")
         await count(view, ".card", 0)

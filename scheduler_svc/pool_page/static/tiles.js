@@ -16,17 +16,17 @@ export class Tiles {
     const share = (part, whole) => whole ? `${(100 * part / whole).toFixed(part && part / whole < 0.1 ? 1 : 0)} %` : "–";
     const rate = this.rate(state), size = state.pool.bytes_per_block;
     this.put("in use", share(g.active, total), `${thousands(g.active)} of ${thousands(total)} blocks`, "active");
-    this.put("shared", thousands(g.shared), `${thousands(Math.max(0, g.refs - g.active))} blocks saved`, "shared");
+    this.put("shared", thousands(g.shared), `${thousands(Math.max(0, g.refs - g.active))} saved`, "shared");
     this.put("evictable", thousands(g.evictable), "held by nobody", "evictable");
     this.put("free", thousands(g.free), size ? `${bytes(size)} a block` : "", "free");
-    if (g.fenced) this.put("fenced", thousands(g.fenced), "a transfer names them", "fenced");
-    if (g.hostBlocks) this.put("host memory", share(g.hostBlocks - g.hostFree, g.hostBlocks), `${thousands(g.swapped)} swapped out`);
+    this.put("fenced", thousands(g.fenced), "in a transfer", "fenced", g.hostBlocks > 0);
+    this.put("host memory", share(g.hostBlocks - g.hostFree, g.hostBlocks), `${thousands(g.swapped)} swapped`, "", g.hostBlocks > 0);
     this.put("slots filled", share(g.slotsFilled, g.slotsAllocated), `${thousands(g.slotsAllocated - g.slotsFilled)} empty`);
-    this.put("prefix hits", share(c.hitTokens, c.lookupTokens), `${thousands(c.hitTokens)} of ${thousands(c.lookupTokens)} tokens`);
+    this.put("prefix hits", share(c.hitTokens, c.lookupTokens), `${thousands(c.hitTokens)} of ${thousands(c.lookupTokens)}`);
     this.put("running", thousands(g.running), `${thousands(g.waiting)} waiting`);
     this.put("tokens/s", rate.tokens === null ? "–" : thousands(Math.round(rate.tokens)), `${thousands(c.generatedTokens)} generated`);
     this.put("evictions", thousands(c.evicted), rate.evicted ? `${thousands(Math.round(rate.evicted))} a second` : "of findable blocks");
-    this.put("preemptions", thousands(c.preemptions), `${thousands(c.preemptedTokens)} tokens lost`);
+    this.put("preemptions", thousands(c.preemptions), `${thousands(c.preemptedTokens)} lost`);
   }
 
   rate(state) {
@@ -38,15 +38,17 @@ export class Tiles {
     return {tokens: since("generatedTokens"), evicted: since("evicted")};
   }
 
-  put(name, value, note, state) {
+  put(name, value, note, state, shown = true) {
     let tile = this.tiles.get(name);
     if (!tile) {
-      tile = {value: make("b"), note: make("small")};
+      tile = {value: make("b"), note: make("small"), box: make("div", {class: "tile"})};
       const label = make("span", {text: name});
       if (state) label.prepend(make("i", {class: `swatch ${state}`}));
-      this.root.append(make("div", {class: "tile"}, label, tile.value, tile.note));
+      tile.box.append(label, tile.value, tile.note);
+      this.root.append(tile.box);
       this.tiles.set(name, tile);
     }
+    tile.box.hidden = !shown;
     setText(tile.value, value);
     setText(tile.note, note);
   }
