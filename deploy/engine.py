@@ -17,6 +17,9 @@ PROJECT = "octavo-compose-test"
 SECONDS = 120.0
 PORTS = ("SCHEDULER_PORT", "GATEWAY_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
 FILES = os.pathsep.join(("docker-compose.yml", "deploy/api-keys.yml"))
+PROFILED = ("model", "worker", "scheduler", "gateway")
+"""Services that each profile has under its own name."""
+RESOLVED = ROOT / "build" / "compose-test.yml"
 
 
 class EngineError(Exception):
@@ -68,16 +71,42 @@ def added_bytes(image: str, base: str) -> int:
     return int(sizes[0]) - int(sizes[1])
 
 
-class Compose:
-    """The repository's docker-compose.yml under a project name of its own, on ports of its own."""
+def without_device(resolved: str) -> str:
+    """The resolved files with no device reserved and the worker on the CPU: all of a profile but its GPU."""
+    kept, skipping = [], False
+    for line in resolved.splitlines():
+        skipping = line == "    deploy:" or (skipping and line.startswith("     "))
+        if not skipping:
+            kept.append(line.replace("OCTAVO_DEVICE: cuda", "OCTAVO_DEVICE: cpu"))
+    return "\n".join(kept) + "\n"
 
-    def __init__(self, more: Mapping[str, str]) -> None:
+
+class Compose:
+    """The repository's docker-compose.yml under a project name of its own, on ports of its own.
+
+    has_device: whether the worker has the device that its profile names.
+    """
+
+    def __init__(self, profile: str, more: Mapping[str, str]) -> None:
         """more: variables of the files. Raises EngineError when no engine answers or there is no Compose."""
-        run(["docker", "info"])
+        runtimes = run(["docker", "info", "--format", "{{json .Runtimes}}"])
+        self.profile = profile
+        self.has_device = profile == "cpu" or '"nvidia"' in runtimes
         self.ports = {name: free_port() for name in PORTS}
-        chosen = {"COMPOSE_PROJECT_NAME": PROJECT, "COMPOSE_PROFILES": "cpu", "COMPOSE_FILE": FILES, **more}
+        chosen = {"COMPOSE_PROJECT_NAME": PROJECT, "COMPOSE_PROFILES": profile, "COMPOSE_FILE": FILES, **more}
         self._env = os.environ | chosen | {name: str(port) for name, port in self.ports.items()}
         self._command = self._find()
+        if not self.has_device:
+            RESOLVED.parent.mkdir(exist_ok=True)
+            RESOLVED.write_text(without_device(self("config")), encoding="utf-8")
+            self._env["COMPOSE_FILE"] = str(RESOLVED)
+
+    def name(self, service: str) -> str:
+        """What the profile calls a service."""
+        return f"{service}-gpu" if self.profile == "gpu" and service in PROFILED else service
+
+    def names(self, services: Sequence[str]) -> list[str]:
+        return [self.name(service) for service in services]
 
     def _find(self) -> list[str]:
         """`docker compose`, else the older `docker-compose`."""
@@ -93,7 +122,7 @@ class Compose:
         return run([*self._command, *arguments], seconds, self._env)
 
     def images(self) -> dict[str, str]:
-        """Image of each service, out of the YAML that `config` writes."""
+        """Image of each service by the profile's name for it, out of the YAML that `config` writes."""
         found: dict[str, str] = {}
         section = service = ""
         for line in self("config").splitlines():
@@ -107,7 +136,7 @@ class Compose:
 
     def inspect(self, service: str) -> dict[str, Any]:
         """The engine's account of a service's container, stopped ones too."""
-        container = self("ps", "--all", "-q", service).split()
+        container = self("ps", "--all", "-q", self.name(service)).split()
         if not container:
             raise EngineError(f"{service}: no container")
         account: dict[str, Any] = json.loads(run(["docker", "inspect", container[0]]))[0]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.engine import without_device
 from deploy.requirements import name_of, requirements
 from scheduler_svc.config import load
 
@@ -143,3 +144,17 @@ def test_requirements_come_from_the_project() -> None:
     assert not any(line.startswith(("triton", "transformers")) for line in worker)
     with pytest.raises(KeyError, match="no-such"):
         requirements(project, ["worker"], ["no-such"])
+
+
+def test_a_resolved_profile_without_its_device_is_the_same_on_a_cpu() -> None:
+    resolved = (
+        "services:\n  worker-gpu:\n    depends_on: {}\n    deploy:\n      resources:\n        reservations:\n"
+        "          devices:\n          - capabilities:\n            - gpu\n    environment:\n"
+        "      OCTAVO_DEVICE: cuda\n  other:\n    image: x\n"
+    )
+    assert yaml.safe_load(without_device(resolved)) == {
+        "services": {
+            "worker-gpu": {"depends_on": {}, "environment": {"OCTAVO_DEVICE": "cpu"}},
+            "other": {"image": "x"},
+        }
+    }
