@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.metrics import exposition, scrape, total
 from tests.e2e.processes import Processes
-from tests.e2e.rig import SMALL, Rig, SchedulerSeat, prompt_of, rig_at, seat_scheduler
+from tests.e2e.rig import SMALL, Rig, SchedulerSeat, prompt_of, rig_at, seat_scheduler, until
 from tests.e2e.service import request
 
 SALT = "tenant-7f3a"
@@ -51,9 +51,32 @@ async def test_a27_gauges_are_exact_in_a_burst_and_zero_after_it(rig: Rig) -> No
         assert (await task).reason == "ABORTED"
 
 
-async def test_a27_the_number_of_series_never_grows(rig: Rig, seat: SchedulerSeat) -> None:
+async def test_a27_gauges_follow_a_lost_worker_and_are_zero_after_its_restart(rig: Rig) -> None:
+    rig.fake.step_delay = 0.005
+    started = [await rig.begin(request(prompt_of(9, seed), 200, request_id=f"w{seed}")) for seed in range(6)]
+    await rig.fake.die()
+    await until(lambda: scrape(rig.seat.metrics_url)["octavo_worker_session_up"] == 0)
+    lost = scrape(rig.seat.metrics_url)
+    assert blocks(lost) == lost['octavo_kv_blocks_capacity{device="0"}'] == lost["octavo_kv_usage_ratio"] == 0
+    for name in ("requests_running", "kv_slots_allocated", "kv_slots_filled", "kv_block_refs"):
+        assert lost[f"octavo_{name}"] == 0, name
+    assert total(lost, "octavo_requests_waiting") == 6
+    await rig.abort(*(f"w{seed}" for seed in range(6)))
+    assert total(scrape(rig.seat.metrics_url), "octavo_requests_waiting") == 0
+    for _, task in started:
+        assert (await task).reason == "ABORTED"
+    await rig.fake.restart()
+    await rig.service.wait_ready()
+    after = scrape(rig.seat.metrics_url)
+    assert blocks(after) == after['octavo_kv_blocks{device="0",state="free"}'] == SMALL.num_blocks
+    assert after["octavo_requests_running"] == total(after, "octavo_requests_waiting") == 0
+    assert after["octavo_prefix_index_entries"] == 0
+
+
+@pytest.mark.parametrize("requests", [300, pytest.param(10_000, marks=pytest.mark.long)])
+async def test_a27_the_number_of_series_never_grows(rig: Rig, seat: SchedulerSeat, requests: int) -> None:
     before = set(scrape(rig.seat.metrics_url))
-    for start in range(0, 300, 50):
+    for start in range(0, requests, 50):
         await rig.service.run_all(
             [
                 request(prompt_of(3, seed), 1, request_id=f"req-{seed}", cache_salt=f"{SALT}-{seed}")

@@ -25,6 +25,8 @@ from scheduler_svc.core.plan import (
 )
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.families import families
+from scheduler_svc.metrics import ShellMetrics
 
 
 class Decoding:
@@ -90,6 +92,27 @@ def test_a29_a_step_costs_the_same_in_a_large_pool() -> None:
     assert calls_of_16_steps(Decoding(32, num_blocks=200)) == calls_of_16_steps(
         Decoding(32, num_blocks=100_000)
     )
+
+
+def calls_of_a_scrape(decoding: Decoding) -> int:
+    def look() -> None:
+        list(families(decoding.core.stats(), None, True, ShellMetrics()))
+
+    look()  # what is made once is made
+    return calls_in(look)
+
+
+def test_a_scrape_makes_the_same_calls_in_a_large_pool() -> None:
+    """Array operations over the pool are calls too: so many a scrape, and none a step."""
+    assert calls_of_a_scrape(Decoding(32, num_blocks=200)) == calls_of_a_scrape(
+        Decoding(32, num_blocks=100_000)
+    )
+
+
+def test_a_scrape_makes_no_call_for_a_row_and_one_for_a_waiting_request() -> None:
+    assert calls_of_a_scrape(Decoding(16)) == calls_of_a_scrape(Decoding(256))
+    waiting = calls_of_a_scrape(Decoding(16, waiting=1000)) - calls_of_a_scrape(Decoding(16))
+    assert waiting <= 1000 + 10
 
 
 def test_a_decode_step_makes_no_call_for_a_row_but_its_blocks_hash() -> None:

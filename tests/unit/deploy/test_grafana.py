@@ -1,4 +1,4 @@
-"""What Grafana is given at its start, against what it reads: fields of provisioning files, rules of dashboards.
+"""What Grafana is given at its start, against what it reads: provisioning files, dashboards.
 
 The fields are those of Grafana's configuration reference, "Provision Grafana" (apiVersion 1), and of its
 readers, pkg/services/provisioning/{datasources,dashboards}/types.go. A field that is none of them is dropped
@@ -18,7 +18,8 @@ from deploy.dashboards.panel import Dashboard
 PROVISIONING = Path(__file__).resolve().parents[3] / "deploy" / "grafana" / "provisioning"
 DATASOURCE: dict[str, type] = {
     "name": str, "type": str, "access": str, "orgId": int, "uid": str, "url": str, "user": str,
-    "database": str, "basicAuth": bool, "basicAuthUser": str, "withCredentials": bool, "isDefault": bool, "jsonData": dict,
+    "database": str, "basicAuth": bool, "basicAuthUser": str, "withCredentials": bool, "isDefault": bool,
+    "jsonData": dict,
     "secureJsonData": dict, "version": int, "editable": bool,
 }  # fmt: skip
 PROMETHEUS: dict[str, type] = {
