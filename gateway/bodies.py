@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError, WithJsonSchema
 
 from gateway.errors import ApiError, refused
-from gateway.parameters import Body, Parameters
+from gateway.parameters import Body, OnlyFalse, OnlyOne, OnlyTrue, Parameters
 
 B = TypeVar("B", bound=Body)
 DEFAULT_COMPLETION_TOKENS = 16
@@ -98,8 +98,8 @@ class CompletionBody(Parameters):
         json_schema_extra={"minimum": 0, "maximum": 20},
         description="Log-probabilities of the sampled tokens and of so many of the likeliest.",
     )
-    best_of: Literal[1] | None = Field(None, description="Only 1.")
-    echo: Literal[False] | None = Field(None, description="Only false.")
+    best_of: OnlyOne | None = Field(None, description="Only 1.")
+    echo: OnlyFalse | None = Field(None, description="Only false.")
     suffix: Literal[""] | None = Field(None, description="Only empty.")
 
 
@@ -116,7 +116,7 @@ class ChatBody(Parameters):
     tool_choice: Literal["none", "auto"] | None = Field(
         None, description="none: tools are not shown. A call that the model makes is text of the answer."
     )
-    parallel_tool_calls: Literal[True] | None = Field(None, description="Taken without effect.")
+    parallel_tool_calls: OnlyTrue | None = Field(None, description="Taken without effect.")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further variables of the chat template, as enable_thinking."
     )

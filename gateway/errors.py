@@ -5,6 +5,7 @@ Invariant: every refusal names its parameter where there is one, and a body neve
 """
 
 import math
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -34,12 +35,19 @@ _STATUSES = {
 _CODES = {"EXCEEDS_MODEL_LEN": "context_length_exceeded"}
 _WHOLE = {
     "queue_timeout.seconds": "queue_timeout",
+    "queue_timeout.nanos": "queue_timeout",
     "response_format.regex": "structured_outputs.regex",
     "response_format.ebnf": "structured_outputs.grammar",
 }
 """Fields whose path over HTTP is another altogether."""
 _GROUPS = ("sampling.", "stopping.", "output.", "chat.")
+_PATHS = re.compile(
+    r"\b(?:sampling|stopping|output)\.[a-z_]+|\bchat\.(?:messages|tools_json|template_kwargs_json)"
+    r"|\bresponse_format\.(?:regex|ebnf)\b|\bqueue_timeout\.(?:seconds|nanos)\b"
+)
+"""Fields named inside a message."""
 _NAMES = {
+    "request_id": "X-Request-Id",
     "text": "prompt",
     "token_ids": "prompt",
     "chat": "messages",
@@ -96,12 +104,19 @@ def from_octavo(error: OctavoError, names: Mapping[str, str] | None = None) -> A
     param = _param(error.field, names or {}) if error.field else None
     message = error.message
     if param is not None and message.startswith(error.field):
-        message = param + message[len(error.field) :]
+        message = param + _over_http(message[len(error.field) :], names or {})
+    else:
+        message = _over_http(message, names or {})
     headers = {}
-    if error.retry_after is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if error.retry_after is not None or status is HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 0)))
     code = _CODES.get(error.reason, error.reason.lower())
     return ApiError(status, message, kind=_kind(status), param=param, code=code, headers=headers)
+
+
+def _over_http(message: str, names: Mapping[str, str]) -> str:
+    """A message with the paths of fields in it as clients of HTTP know them."""
+    return _PATHS.sub(lambda path: _param(path.group(), names), message)
 
 
 def _kind(status: HTTPStatus) -> str:

@@ -6,9 +6,10 @@ effect says so in its description.
 """
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from gateway.errors import refused
 from octavo_client.types import GenerateOptions
@@ -23,6 +24,24 @@ class Body(BaseModel):
     """Any request body: no unknown names, and a number is a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+def _only(value: bool | int) -> AfterValidator:
+    """A check for a parameter that is served with one value; its type says that true is no 1, and 0 no
+    false.
+    """
+
+    def check(given: bool | int) -> bool | int:
+        if given != value:
+            raise PydanticCustomError("only", "Input should be {shown}", {"shown": json.dumps(value)})
+        return given
+
+    return AfterValidator(check)
+
+
+OnlyOne = Annotated[int, _only(1), WithJsonSchema({"type": "integer", "const": 1})]
+OnlyTrue = Annotated[bool, _only(True), WithJsonSchema({"type": "boolean", "const": True})]
+OnlyFalse = Annotated[bool, _only(False), WithJsonSchema({"type": "boolean", "const": False})]
 
 
 class StreamOptions(Body):
@@ -113,7 +132,7 @@ class Parameters(Body):
     safety_identifier: str | None = Field(None, description="Taken without effect.")
     prompt_cache_key: str | None = Field(None, description="Taken without effect: every prefix is cached.")
     metadata: dict[str, str] | None = Field(None, description="Taken without effect.")
-    store: Literal[False] | None = Field(None, description="Nothing is stored.")
+    store: OnlyFalse | None = Field(None, description="Nothing is stored.")
     service_tier: Literal["auto", "default"] | None = Field(None, description="Taken without effect.")
 
 

@@ -106,11 +106,11 @@ def _queue_timeout(request: pb.GenerateRequest, limits: Limits) -> float | None:
     if not request.HasField("queue_timeout"):
         return None
     duration, limit = request.queue_timeout, limits.queue_timeout_seconds
-    whole("queue_timeout.seconds", duration.seconds, 0, limit)
-    whole("queue_timeout.nanos", duration.nanos, 0, 999_999_999)
     seconds: float = duration.seconds + duration.nanos / 1e9
     if not 0 < seconds <= limit:
         raise refuse("queue_timeout", f"{seconds} s is out of (0, {limit}]")
+    if not 0 <= duration.nanos < 10**9:
+        raise refuse("queue_timeout", f"{seconds} s, its nanos are out of [0, 999999999]")
     return seconds
 
 

@@ -54,14 +54,14 @@ class ChatRenderer:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
 
-    def render(self, chat: Chat) -> str:
+    def render(self, chat: Chat, *, with_tools: bool = True) -> str:
         """The prompt text. Errors as in `TextModel.encode_chat`."""
         call = {
             "documents": None,
             **self._special_tokens,
             **chat.variables,
             "messages": [_with_reasoning(message) for message in chat.messages],
-            "tools": chat.tools,
+            "tools": chat.tools if with_tools else None,
             "add_generation_prompt": chat.add_generation_prompt,
         }
         with self._lock:

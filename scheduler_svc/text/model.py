@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from octavo.errors import FailedPrecondition
+from octavo.errors import FailedPrecondition, InvalidArgument
 from scheduler_svc.text.chat import Chat, ChatRenderer
 from scheduler_svc.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from scheduler_svc.text.emitter import TextEmitter
@@ -49,20 +49,33 @@ class TextModel:
         """[T] int32 of a chat through the folder's template, which writes special tokens.
 
         Raises FailedPrecondition (NO_CHAT_TEMPLATE, BAD_CHAT_TEMPLATE) and InvalidArgument
-        (CHAT_TEMPLATE_REFUSED with the template's own message, CHAT_TEMPLATE_LIMIT). Waits for the rendering
-        process: belongs in a thread.
+        (CHAT_TEMPLATE_REFUSED with the template's own message, CHAT_TEMPLATE_LIMIT, NO_TOOLS_IN_TEMPLATE).
+        Waits for the rendering process: belongs in a thread.
         """
-        return self.encode(self.render_chat(chat), add_special_tokens=False)
+        text = self.render_chat(chat)
+        if chat.tools and self._leaves_tools_out(chat, text):
+            field = "chat.tools_json"
+            message = f"{field}: this model's chat template takes no tools"
+            raise InvalidArgument(message, reason="NO_TOOLS_IN_TEMPLATE", field=field)
+        return self.encode(text, add_special_tokens=False)
+
+    def _leaves_tools_out(self, chat: Chat, text: str) -> bool:
+        """Whether the model would be told nothing of the tools of a chat that renders as `text`."""
+        try:
+            return self._renderer_of(chat).render(chat, with_tools=False) == text
+        except InvalidArgument:
+            return False
 
     def render_chat(self, chat: Chat) -> str:
         """The prompt text of a chat; errors as in `encode_chat`."""
+        return self._renderer_of(chat).render(chat)
+
+    def _renderer_of(self, chat: Chat) -> ChatRenderer:
         if self._chat is None:
             raise FailedPrecondition(
                 "chat: the model folder has no chat template", reason="NO_CHAT_TEMPLATE", field="chat"
             )
-        if chat.tools is not None and self._tool_chat is not None:
-            return self._tool_chat.render(chat)
-        return self._chat.render(chat)
+        return self._chat if chat.tools is None or self._tool_chat is None else self._tool_chat
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids; unknown ids add nothing. The same text as any stream of the same ids."""

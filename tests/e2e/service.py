@@ -23,7 +23,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 @dataclass
 class Reply:
     """What came back for one request; tokens, text and reason as if it had one sequence. branches: tokens by
-    sequence. gaps: seconds between events, in order.
+    sequence, as texts and ends (reason and the stop that matched) are. gaps: seconds between events.
     """
 
     request_id: str = ""
@@ -38,6 +38,8 @@ class Reply:
     stop_token_id: int | None = None
     gaps: list[float] = field(default_factory=list)
     branches: dict[int, list[int]] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, tuple[str, str | int | None]] = field(default_factory=dict)
     logprobs: list[float] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
 
@@ -50,6 +52,7 @@ class Reply:
                 self.tokens += event.delta.token_ids
                 self.branches.setdefault(event.delta.index, []).extend(event.delta.token_ids)
                 self.text += event.delta.text
+                self.texts[event.delta.index] = self.texts.get(event.delta.index, "") + event.delta.text
                 self.logprobs += values_of(event.delta.logprobs)
             case "finished":
                 done = event.finished
@@ -57,7 +60,9 @@ class Reply:
                 self.cached = done.usage.cached_prompt_tokens
                 self.preemptions += done.usage.preemptions
                 self.completion_tokens, self.error_reason = done.usage.completion_tokens, done.error_reason
-                if done.WhichOneof("matched") == "stop_token_id":
+                matched = done.WhichOneof("matched")
+                self.ends[done.index] = (self.reason, getattr(done, matched) if matched else None)
+                if matched == "stop_token_id":
                     self.stop_token_id = done.stop_token_id
 
 

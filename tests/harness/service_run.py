@@ -53,11 +53,14 @@ class Outcome:
 
 @dataclass
 class Runner:
-    """Runs settings one after the other. module: the worker's; the self-test swaps in a corrupting one."""
+    """Runs settings one after the other. module: the worker's; the self-test swaps in a corrupting one.
+    kill_after: tokens of the first round before a worker is killed; 0: a third of all that may come.
+    """
 
     processes: Processes
     plant: Plant
     module: str = WORKER_MODULE
+    kill_after: int = 0
     _workers: dict[tuple[bool, bool], ServiceProcess] = field(default_factory=dict)
 
     async def run(self, setting: Setting, requests: Sequence[pb.GenerateRequest], rounds: int = 1) -> Outcome:
@@ -105,8 +108,8 @@ class Runner:
     async def _kill_midway(
         self, setting: Setting, requests: Sequence[pb.GenerateRequest], replies: Sequence[Reply]
     ) -> None:
-        """kill -9 once a third of the first round's tokens are out; another worker then takes the address."""
-        due = sum(message.stopping.max_tokens for message in requests) // 3
+        """kill -9 once enough of the first round's tokens are out; another worker then takes the address."""
+        due = self.kill_after or sum(message.stopping.max_tokens for message in requests) // 3
         while sum(len(reply.tokens) for reply in replies) < due:  # noqa: ASYNC110  the replies fill up elsewhere
             await asyncio.sleep(0.002)
         await asyncio.to_thread(self._replace_worker, setting)

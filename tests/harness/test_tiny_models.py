@@ -104,10 +104,25 @@ def asking(prompts: list[list[int]]) -> list[pb.GenerateRequest]:
             output.prompt_logprobs = 1
         if rng.random() < 0.2:
             message.stopping.min_tokens, message.stopping.ignore_eos = TINY_TOKENS // 2, False
-        elif rng.random() < 0.2:
-            message.response_format.regex = "([a-z0-9]{1,4} ){3,60}"
+        elif rng.random() < 0.4:
+            kind, grammar = rng.choice(GRAMMARS)
+            setattr(message.response_format, kind, grammar)
+        if rng.random() < 0.3:
+            message.stopping.stop.extend(rng.sample(STOPS, 2))
+            message.stopping.include_stop_str_in_output = rng.random() < 0.5
+        if rng.random() < 0.3:
+            message.stopping.stop_token_ids.extend(rng.sample(range(3, 380), 40))
         messages.append(message)
     return messages
+
+
+STOPS = ["e", "o", "1", " t", "in", "no such text"]
+GRAMMARS = [
+    ("regex", "([a-z0-9]{1,4} ){3,60}"),
+    ("ebnf", 'root ::= "[" (word ", ")+ word "]"\nword ::= [a-z]+'),
+    ("json_schema", '{"type": "array", "items": {"enum": ["one", "two", 3]}, "minItems": 2}'),
+    ("json_schema", '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 40}}}'),
+]
 
 
 PARAMETERS: dict[str, list[float]] = {
@@ -149,11 +164,16 @@ def test_all_parameters_give_the_same_under_opposite_settings(
         message.n = n
     wanted = asyncio.run(runner.run(alone, singles)).replies
     assert len({tuple(reply.tokens) for reply in wanted}) > len(prompts) // 2
+    ends = [reply.ends[0] for reply in wanted]
+    assert {"LENGTH", "STOP"} == {reason for reason, _ in ends}
+    assert {str, int, type(None)} == {type(matched) for _, matched in ends}, "strings, ids and neither"
     for setting in hard:
         outcome = asyncio.run(runner.run(setting, messages))
         found = outputs(outcome)
         for at, reply in enumerate(wanted):
             assert found[at // n][at % n] == reply.tokens, (setting.name, at)
+            told, branch = outcome.replies[at // n], at % n
+            assert (told.texts.get(branch, ""), told.ends[branch]) == (reply.text, reply.ends[0])
         if n == 1:
             for reply, first in zip(outcome.replies, wanted, strict=True):
                 assert reply.logprobs == pytest.approx(first.logprobs, abs=1e-5)

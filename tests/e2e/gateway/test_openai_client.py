@@ -150,7 +150,7 @@ async def test_a20_a_refusal_names_the_parameter(door: Door) -> None:
         ({"prompt": ""}, "prompt: is empty"),
         ({"stop": [""]}, "stop[0]: is empty"),
         ({"best_of": 2}, "best_of: should be 1"),
-        ({"echo": True}, "echo: should be False"),
+        ({"echo": True}, "echo: should be false"),
         ({"extra_body": {"temprature": 1}}, "temprature: is no parameter that is served here"),
         ({"seed": -(2**64)}, "seed: -18446744073709551616 does not fit the field"),
         ({"logit_bias": {"x": 1}}, "logit_bias: a key is no token id"),

@@ -1,6 +1,7 @@
 """Keys, bodies, paths and a scheduler that is not there: the right status, and OpenAI's error body."""
 
 import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ async def works(door: Door) -> None:
         (b'{"prompt": "a", "n": 1.5}', "n: should be a valid integer"),
         (b'{"prompt": "a", "n": true}', "n: should be a valid integer"),
         (b'{"prompt": "a", "n": "1"}', "n: should be a valid integer"),
+        (b'{"prompt": "a", "best_of": true}', "best_of: should be a valid integer"),
+        (b'{"prompt": "a", "best_of": 1.0}', "best_of: should be a valid integer"),
+        (b'{"prompt": "a", "echo": 0}', "echo: should be a valid boolean"),
+        (b'{"prompt": "a", "echo": true}', "echo: should be false"),
+        (b'{"prompt": "a", "store": 0}', "store: should be a valid boolean"),
+        (b'{"prompt": "a", "min_tokens": 3, "max_tokens": 2}', "min_tokens: 3 is above max_tokens, 2"),
+        (b'{"prompt": "a", "queue_timeout": 86401}', "queue_timeout: 86401.0 s is out of (0, 86400]"),
+        (b'{"prompt": "a", "queue_timeout": 0}', "queue_timeout: 0.0 s is out of (0, 86400]"),
         (b'{"prompt": []}', "prompt: 0 prompts, must be 1 to 128"),
         (b'{"prompt": [[]]}', "prompt: is empty"),
         (b'{"prompt": [-1]}', "prompt[0]: -1 does not fit the field"),
@@ -162,6 +171,8 @@ async def test_the_client_s_id_is_part_of_the_answer_s(door: Door) -> None:
             await asyncio.sleep(0.01)
     twice = await door.post(COMPLETIONS, GOOD, headers=headers)
     assert (twice.status_code, error_of(twice)["code"]) == (409, "request_id_live")
+    assert error_of(twice)["message"] == "X-Request-Id: 'cmpl-mine-1' is live"
+    assert error_of(twice)["param"] == "X-Request-Id"
     await door.rig.fake.release()
     assert (await first).status_code == 200
 
@@ -215,8 +226,33 @@ async def test_without_a_scheduler_everything_is_503_and_health_says_so(
             await http.post(COMPLETIONS, json=GOOD),
         ):
             assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "1"
             assert error_of(answer)["type"] == "server_error"
         assert (await http.get("/metrics")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"no http at all\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"POST /v1/models HTTP/9.9\r\nhost:\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_is_answered_in_the_same_shape(door: Door, sent: bytes) -> None:
+    host, _, port = door.process.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    head, _, content = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    writer.close()
+    status, *headers = head.decode().split("\r\n")
+    assert status == "HTTP/1.1 400 Bad Request"
+    assert "content-type: application/json" in headers
+    assert f"content-length: {len(content)}" in headers
+    message = "the request is not valid HTTP/1.1"
+    told = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    assert json.loads(content) == {"error": told}
+    await works(door)
 
 
 async def test_health_follows_the_worker(door: Door) -> None:

@@ -116,3 +116,22 @@ async def test_a20_what_is_not_served_of_tools_is_refused_by_name(door: Door) ->
     with pytest.raises(openai.BadRequestError) as refused:
         await door.openai.chat.completions.create(messages=bad, **GREEDY)  # type: ignore[arg-type]
     assert refused.value.param == "messages[0].tool_calls[0].function.arguments"
+
+
+async def test_tools_for_a_template_that_takes_none_are_refused_by_name(
+    processes: Processes, tiny_llama: Path, text: TextModel
+) -> None:
+    seat = seat_scheduler(processes, tiny_llama)
+    async with (
+        rig_at(seat, ROOMY) as rig,
+        door_at(processes.gateway(seat.process.address), rig, text) as door,
+    ):
+        for path, more in (("/v1/chat/completions", GREEDY), ("/tokenize", {})):
+            answer = await door.post(path, {**more, "messages": [MESSAGES[0]], "tools": [TOOL]})
+            assert answer.status_code == 400
+            assert answer.json()["error"] == {
+                "message": "tools: this model's chat template takes no tools",
+                "type": "invalid_request_error", "param": "tools", "code": "no_tools_in_template",
+            }  # fmt: skip
+        hidden = {**GREEDY, "messages": [MESSAGES[0]], "tools": [TOOL], "tool_choice": "none"}
+        assert (await door.post("/v1/chat/completions", hidden)).status_code == 200

@@ -1,9 +1,16 @@
 """What each error of the tree becomes over HTTP."""
 
+import random
+import re
+
+import numpy as np
 import pytest
 
 from gateway.errors import from_octavo
 from octavo import errors as e
+from octavo.v1 import inference_pb2 as pb
+from scheduler_svc.limits import Limits, ModelFacts, check_generate, check_prompt
+from tests.fixtures.fuzz import fill
 
 BAD = "invalid_request_error"
 
@@ -52,12 +59,56 @@ def test_the_table_above_has_every_leaf() -> None:
         ("response_format.regex", "structured_outputs.regex"),
         ("response_format.ebnf", "structured_outputs.grammar"),
         ("queue_timeout.seconds", "queue_timeout"),
+        ("queue_timeout.nanos", "queue_timeout"),
+        ("request_id", "X-Request-Id"),
         ("n", "n"),
     ],
 )
 def test_a_field_has_its_name_over_http(field: str, param: str) -> None:
     made = from_octavo(e.InvalidArgument(f"{field}: is wrong", field=field)).body["error"]
     assert (made["param"], made["message"]) == (param, f"{param}: is wrong")
+
+
+OF_GRPC = re.compile(
+    r"\b(sampling|stopping|output|chat)\.|_json\b|\brequest_id\b|(?<!stop_)\btoken_ids\b|\.(seconds|nanos)\b"
+)
+
+
+def test_no_refusal_of_a_request_tells_a_field_s_name_of_grpc() -> None:
+    """Refusals of drawn requests, at every check there is, and those with a field's name in their middle."""
+    draw, told = random.Random(5), set()
+    for _ in range(4000):
+        message = pb.GenerateRequest(text="a")
+        fill(draw, message, 0.08)
+        if not message.WhichOneof("prompt"):
+            message.text = "a"
+        try:
+            checked = check_generate(message, Limits(), ModelFacts(100, 384))
+            check_prompt(
+                np.arange(draw.choice([1, 99, 100]), dtype=np.int32), checked, Limits(), ModelFacts(100, 384)
+            )
+        except e.InvalidArgument as error:
+            made = from_octavo(error).body["error"]
+            assert not OF_GRPC.search(made["message"]), made["message"]
+            assert not OF_GRPC.search(made["param"] or ""), made["param"]
+            told.add(made["param"])
+    assert len(told) > 25, sorted(told)
+    both = e.InvalidArgument(
+        "stopping.min_tokens: 5 is above stopping.max_tokens, 3", field="stopping.min_tokens"
+    )
+    assert from_octavo(both).body["error"]["message"] == "min_tokens: 5 is above max_tokens, 3"
+    beside = e.InvalidArgument(
+        "stopping.min_tokens: 3 beside response_format.regex, which says when", field="stopping.min_tokens"
+    )
+    assert from_octavo(beside).body["error"]["message"] == (
+        "min_tokens: 3 beside structured_outputs.regex, which says when"
+    )
+
+
+@pytest.mark.parametrize("error", [e.Unavailable("a"), e.StaleEpoch("a")])
+def test_503_always_says_when_to_try_again(error: e.OctavoError) -> None:
+    """Also where nobody named a delay: the scheduler itself is away."""
+    assert from_octavo(error).headers == {"retry-after": "1"}
 
 
 def test_an_endpoint_may_have_names_of_its_own() -> None:

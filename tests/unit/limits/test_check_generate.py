@@ -105,14 +105,18 @@ INVALID = [
     ({"n": 129}, "n", "129 is out of [1, 128]"),
     ({"n": 1_000_000}, "n", "1000000 is out of [1, 128]"),
     ({"queue_timeout": {"seconds": 0}}, "queue_timeout", "0.0 s is out of (0, 86400]"),
-    ({"queue_timeout": {"seconds": -1}}, "queue_timeout.seconds", "-1 is out of [0, 86400]"),
+    ({"queue_timeout": {"seconds": -1}}, "queue_timeout", "-1.0 s is out of (0, 86400]"),
     (
         {"queue_timeout": {"seconds": 86_400, "nanos": 1}},
         "queue_timeout",
         "86400.000000001 s is out of (0, 86400]",
     ),
-    ({"queue_timeout": {"seconds": 2**62}}, "queue_timeout.seconds", f"{2**62} is out of [0, 86400]"),
-    ({"queue_timeout": {"seconds": 1, "nanos": -1}}, "queue_timeout.nanos", "-1 is out of [0, 999999999]"),
+    ({"queue_timeout": {"seconds": 2**62}}, "queue_timeout", f"{float(2**62)} s is out of (0, 86400]"),
+    (
+        {"queue_timeout": {"seconds": 1, "nanos": -1}},
+        "queue_timeout",
+        "0.999999999 s, its nanos are out of [0, 999999999]",
+    ),
 ]
 
 

@@ -163,9 +163,15 @@ def test_a_template_renders_or_refuses_as_in_transformers(
     wanted = reference(theirs, messages, tools, variables, add_generation_prompt)
     chat = checked(messages, tools, variables, add_generation_prompt)
     assert rendered(ours, chat) == wanted
-    if "text" in wanted:
+    if "text" in wanted and (not tools or "tools" in theirs.chat_template):
         ids = ours.encode_chat(chat)
         assert ids.tolist() == theirs(wanted["text"], add_special_tokens=False)["input_ids"]
+    elif "text" in wanted:
+        with pytest.raises(
+            InvalidArgument, match=r"chat\.tools_json: .* chat template takes no tools"
+        ) as told:
+            ours.encode_chat(chat)
+        assert told.value.reason == "NO_TOOLS_IN_TEMPLATE"
 
 
 def test_every_template_that_knows_tools_shows_them(pair: tuple[TextModel, Any]) -> None:
