@@ -3,6 +3,8 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from octavo.errors import reason_of
 from octavo.v1 import inference_pb2 as pb
 from tests.e2e.gateway.door import Door
-from tests.e2e.rig import Rig, prompt_of, wanted
+from tests.e2e.rig import SMALL, Rig, SchedulerSeat, prompt_of, rig_at, wanted
 from tests.fixtures.fuzz import fill
 from tests.fixtures.http_fuzz import Drawn, draw_request
 
@@ -31,6 +33,13 @@ CODES = {
 }
 METHODS = ("Generate", "GenerateOnce", "GenerateBatch", "Tokenize", "Detokenize", "Abort", "garbage")
 GOOD = prompt_of(7)
+
+
+@pytest.fixture
+async def rig(seat: SchedulerSeat) -> AsyncIterator[Rig]:
+    """A worker whose model has an end, so that grammars are taken."""
+    async with rig_at(seat, replace(SMALL, eos_token_ids=(2,))) as made:
+        yield made
 
 
 async def check_good(door: Door) -> None:

@@ -202,6 +202,23 @@ async def test_a_full_queue_is_429_with_retry_after(
         assert {(await call).status_code for call in waiting} == {200}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_of_which_one_prompt_finds_the_queue_full_is_429_and_leaves_nothing(
+    processes: Processes, tiny_llama: Path, text: TextModel, stream: bool
+) -> None:
+    seat = seat_scheduler(processes, tiny_llama, "--max-queue-requests", "8")
+    gateway = processes.gateway(seat.process.address)
+    async with rig_at(seat) as rig, door_at(gateway, rig, text) as door:
+        rig.fake.hold()
+        prompts = [prompt_of(5, seed) for seed in range(128)]
+        answer = await door.post(COMPLETIONS, {**GOOD, "prompt": prompts, "stream": stream})
+        assert (answer.status_code, error_of(answer)["code"]) == (429, "queue_full")
+        assert answer.headers["retry-after"] == "1"
+        await rig.fake.release()
+        await door.idle()
+        await works(door)
+
+
 async def test_a23_a_queue_timeout_is_504(door: Door) -> None:
     door.rig.fake.hold()
     first = asyncio.create_task(door.post(COMPLETIONS, {**GOOD, "max_tokens": 40, "ignore_eos": True}))

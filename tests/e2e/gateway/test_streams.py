@@ -188,6 +188,57 @@ async def test_a22_a_reader_that_stops_holds_nobody_up_and_costs_no_memory(door:
     await door.idle()
 
 
+async def test_a22_a_reader_that_pauses_misses_nothing(door: Door) -> None:
+    """What comes meanwhile waits in its connection, then merged at the scheduler."""
+    prompt = prompt_of(9)
+    content = json.dumps(body(200, stream=True, return_token_ids=True) | {"prompt": prompt}).encode()
+    host, _, port = door.process.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 8)
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    )
+    writer.write(head.encode() + f"content-length: {len(content)}\r\n\r\n".encode() + content)
+    await door.idle()
+    answer = await reader.read()
+    writer.close()
+    events = [json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
+    tokens = [token for event in events for token in event["choices"][0]["token_ids"]]
+    assert tokens == wanted(prompt, 200)
+    assert b"data: [DONE]" in answer
+
+
+async def test_a02_all_sequences_of_a_choice_leave_with_their_client(door: Door) -> None:
+    door.rig.fake.step_delay = 0.05
+    call = asyncio.create_task(door.post(CHAT, chat(50, n=3)))
+
+    async def leave() -> None:
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+    assert await plans_after(door, leave) <= 4
+
+
+async def test_a_client_that_leaves_inside_its_body_or_pipelines_costs_nothing(door: Door) -> None:
+    host, _, port = door.process.address.rpartition(":")
+    content = json.dumps(body(2)).encode()
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    ).encode()
+    for sent in (head, head + content[:5], head[:30]):
+        _reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        await writer.drain()
+        writer.transport.abort()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(3 * (head + content) + b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answers = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    assert answers.count(b"HTTP/1.1 200 OK") == 4
+    assert answers.count(b'"finish_reason":"length"') == 3
+    await door.idle()
+
+
 async def test_a_row_that_fails_ends_its_stream_with_an_error_event(door: Door) -> None:
     door.rig.fake.step_delay = 0.02
     call = asyncio.create_task(door.events(COMPLETIONS, body(150)))
