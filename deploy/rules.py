@@ -143,7 +143,7 @@ ALERTS = (
         "and sum(octavo_requests_waiting) > 0",
         "10m", "ticket",
         "The device is idle for three tenths of the time although requests wait.",
-        "Is --depth 2? Is the scheduler short of processor time, or the link slow (dashboard step pipeline)?",
+        "Is --depth 1? Is the scheduler short of processor time, or the link slow (dashboard step pipeline)?",
     ),
     Alert(
         "OctavoOddAnswers", "sum(increase(octavo_worker_oddities_total[10m])) > 0", "0m", "ticket",

@@ -55,7 +55,10 @@ class Settings(BaseSettings):
         description="seconds of waiting that weigh as much as one step of priority; 0: priorities are strict",
     )  # fmt: skip
     watermark_blocks: int = Field(1, ge=0, description="blocks that an admission leaves free")
-    depth: int = Field(2, ge=1, le=MAX_DEPTH, description="steps in flight")
+    depth: int = Field(
+        3, ge=1, le=MAX_DEPTH,
+        description="steps in flight; beyond the second only while steps take less than 2 ms",
+    )  # fmt: skip
     preemption: Literal["recompute", "swap", "auto"] = Field(
         "auto", description="how a sequence gives up its blocks; auto: what is estimated to cost less"
     )

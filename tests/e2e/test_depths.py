@@ -1,4 +1,4 @@
-"""Depth 1 and depth 2 give the same tokens under random schedules, pools, aborts and stops."""
+"""Depths 1 to 3 give the same tokens under random schedules, pools, aborts and stops."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from tests.e2e.service import Reply, request
 from tests.fakes.fake_worker import FakeSettings
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[1, 2, 3])
 def seat(request: pytest.FixtureRequest, shared_processes: Processes, tiny_llama: Path) -> SchedulerSeat:
     return seat_scheduler(shared_processes, tiny_llama, "--depth", str(request.param))
 

@@ -17,7 +17,7 @@ MAY_FAIL = (FaultKind.REFUSE, FaultKind.FAIL_ROW, FaultKind.LACK_TOKEN, FaultKin
 MUST_NOT_FAIL = (FaultKind.REPEAT, FaultKind.REORDER, FaultKind.FUTURE_STEP, FaultKind.OTHER_SESSION)
 
 
-@pytest.fixture(scope="module", params=["1", "2"])
+@pytest.fixture(scope="module", params=["1", "2", "3"])
 def seat(request: pytest.FixtureRequest, shared_processes: Processes, tiny_llama: Path) -> SchedulerSeat:
     return seat_scheduler(shared_processes, tiny_llama, "--depth", request.param)
 

@@ -10,15 +10,16 @@ from itertools import combinations, product
 
 @dataclass(frozen=True)
 class Setting:
-    """crowd: all prompts at once, else one after the other. killed: the worker gets kill -9 midway. swaps:
-    the worker has a host tier and who gives way is swapped out, else computed again.
+    """crowd: all prompts at once, else one after the other. deep: three steps in flight, else one. killed: the
+    worker gets kill -9 midway. swaps: the worker has a host tier and who gives way is swapped out, else
+    computed again.
     """
 
     crowd: bool
     cache: bool
     chunked: bool
     small_pool: bool
-    depth_two: bool
+    deep: bool
     killed: bool
     swaps: bool
 
@@ -29,7 +30,7 @@ class Setting:
             "cache" if self.cache else "no cache",
             "chunked" if self.chunked else "whole",
             "small pool" if self.small_pool else "ample pool",
-            "depth 2" if self.depth_two else "depth 1",
+            "depth 3" if self.deep else "depth 1",
             "worker killed" if self.killed else "calm",
             "swap" if self.swaps else "recompute",
         )
@@ -37,7 +38,7 @@ class Setting:
 
     def scheduler_flags(self, chunk: int) -> list[str]:
         """Flags of the scheduler; chunk: new tokens of a row in a step when chunked."""
-        flags = ["--depth", "2" if self.depth_two else "1", "--worker-grace-seconds", "300"]
+        flags = ["--depth", "3" if self.deep else "1", "--worker-grace-seconds", "300"]
         flags += ["--preemption", "swap" if self.swaps else "recompute"]
         if not self.cache:
             flags.append("--no-prefix-cache")

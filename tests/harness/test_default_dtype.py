@@ -13,14 +13,10 @@ from tests.harness.settings import Setting
 
 TOKENS = 16
 PROMPTS = slice(0, 50, 4)
-CROWD = Setting(
-    crowd=True, cache=True, chunked=False, small_pool=False, depth_two=True, killed=False, swaps=False
-)
-HARD = Setting(
-    crowd=True, cache=False, chunked=True, small_pool=True, depth_two=False, killed=True, swaps=False
-)
+CROWD = Setting(crowd=True, cache=True, chunked=False, small_pool=False, deep=True, killed=False, swaps=False)
+HARD = Setting(crowd=True, cache=False, chunked=True, small_pool=True, deep=False, killed=True, swaps=False)
 ALONE = Setting(
-    crowd=False, cache=False, chunked=False, small_pool=False, depth_two=True, killed=False, swaps=False
+    crowd=False, cache=False, chunked=False, small_pool=False, deep=True, killed=False, swaps=False
 )
 
 

@@ -14,9 +14,7 @@ from tests.harness.service_run import Runner
 from tests.harness.settings import Setting
 from tests.harness.verdict import Verdict
 
-CALM = Setting(
-    crowd=True, cache=False, chunked=False, small_pool=False, depth_two=True, killed=False, swaps=False
-)
+CALM = Setting(crowd=True, cache=False, chunked=False, small_pool=False, deep=True, killed=False, swaps=False)
 
 
 @pytest.mark.timeout(300)

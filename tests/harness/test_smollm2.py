@@ -42,7 +42,7 @@ def run_settings(
 
 @pytest.mark.timeout(1200)
 def test_fifty_prompts_give_transformers_tokens(processes: Processes, reference: Reference) -> None:
-    """A crowd in an ample pool at depth 2, one preempted and chunked at depth 1 with its worker killed,
+    """A crowd in an ample pool at depth 3, one preempted and chunked at depth 1 with its worker killed,
     and alone.
 
     By induction over an output, a token that is the reference's choice after the tokens before it makes
@@ -50,23 +50,21 @@ def test_fifty_prompts_give_transformers_tokens(processes: Processes, reference:
     """
     settings = [
         Setting(
-            crowd=True, cache=True, chunked=False, small_pool=False, depth_two=True, killed=False, swaps=False
+            crowd=True, cache=True, chunked=False, small_pool=False, deep=True, killed=False, swaps=False
         ),
         Setting(
             crowd=False,
             cache=False,
             chunked=True,
             small_pool=False,
-            depth_two=False,
+            deep=False,
             killed=False,
             swaps=False,
         ),
         Setting(
-            crowd=True, cache=False, chunked=True, small_pool=True, depth_two=False, killed=False, swaps=False
+            crowd=True, cache=False, chunked=True, small_pool=True, deep=False, killed=False, swaps=False
         ),
-        Setting(
-            crowd=True, cache=True, chunked=True, small_pool=True, depth_two=True, killed=True, swaps=True
-        ),
+        Setting(crowd=True, cache=True, chunked=True, small_pool=True, deep=True, killed=True, swaps=True),
     ]
     verdict = Verdict("SmolLM2-135M-Instruct, float32")
     publish(verdict, run_settings(verdict, processes, reference, settings, ALONE_PROMPTS))

@@ -39,6 +39,17 @@ async def test_steps_in_flight_are_as_many_as_the_depth(depth: int) -> None:
         assert len(rig.plans) == depth
 
 
+async def test_a_third_step_is_in_flight_only_while_steps_are_short() -> None:
+    """Two hide the way to the worker and back, unless they are shorter than it."""
+    async with engine_rig(config=SchedulerConfig(depth=3)) as rig:
+        await rig.submit(tokens=20)
+        for seconds, in_flight in ((1e-3, 3), (2.5e-3, 2), (9e-3, 2), (1.9e-3, 3), (1e-3, 3)):
+            await rig.answer(forward_seconds=seconds)
+            while len(rig.plans) > in_flight:  # those that left before the steps grew long
+                await rig.answer(forward_seconds=seconds)
+            assert len(rig.plans) == in_flight
+
+
 async def test_the_next_plan_leaves_before_the_tokens_are_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async with engine_rig(config=SchedulerConfig(depth=1)) as rig:
         record = await rig.submit(tokens=10)
