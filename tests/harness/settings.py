@@ -10,8 +10,8 @@ from itertools import combinations, product
 
 @dataclass(frozen=True)
 class Setting:
-    """crowd: all prompts at once, else one after the other. deep: three steps in flight, else one. killed: the
-    worker gets kill -9 midway. swaps: the worker has a host tier and who gives way is swapped out, else
+    """crowd: all prompts at once, else one after the other. deep: three steps in flight, else one. killed:
+    the worker gets kill -9 midway. swaps: the worker has a host tier and who gives way is swapped out, else
     computed again.
     """
 
