@@ -7,7 +7,6 @@ against float64, and a backend that cannot run a case is in the report with the 
 
 import argparse
 import json
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from benchmarks.gpu_parts import (
     machine,
     time_us,
 )
+from benchmarks.gpu_report import this_commit
 from paged_kernels import dispatch, torch_impl
 from paged_kernels.attention_backends import PACKAGES, Attend, ByPhase
 from paged_kernels.contracts import BackendUnavailableError
@@ -157,21 +157,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def commit() -> str | None:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() or None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", required=True, type=Path, help="file for the JSON report")
+    parser.add_argument("--commit", default="")
     options = parser.parse_args()
     torch.manual_seed(0)
     found, missing = backends()
     bandwidth = copy_bandwidth()
     torch.cuda.empty_cache()
     report: dict[str, Any] = {
-        "commit": commit(),
+        "commit": options.commit or this_commit(),
         "machine": machine() | versions(),
         "copy_tb_s": round(bandwidth / 1e12, 3),
         "model": {
