@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil  # type: ignore[import-untyped]
@@ -118,6 +120,54 @@ async def test_a22_streams_that_nobody_reads_hold_nobody_up(rig: Rig) -> None:
             tokens += event.delta.token_ids
         assert tokens[-50:] == wanted(prompt_of(9, seed), LONG)[-50:]
     await rig.service.wait_idle()
+
+
+READERS, AT_ONCE = 200, 220
+
+
+async def test_a22_200_readers_that_stop_stutter_or_leave_keep_no_handler_and_no_memory(
+    processes: Processes, tiny_llama: Path
+) -> None:
+    """Three crowds, one after the other, of more calls together than may be open at once: a handler that was
+    stuck in a write after its client had left would count against the third.
+    """
+    seat = seat_scheduler(processes, tiny_llama, "--max-concurrent-streams", str(AT_ONCE))
+    sizes = []
+    async with rig_at(seat, replace(ROOMY, num_blocks=20_000, max_batch_seqs=256)) as rig:
+        scheduler = psutil.Process(seat.process.pid)
+        for crowd in range(3):
+            prompts = [prompt_of(7, 1000 * crowd + number) for number in range(READERS)]
+            calls = [rig.service.inference.Generate(request(prompt, 200)) for prompt in prompts]
+            await asyncio.gather(*(call.read() for call in calls))
+            for call in calls[:100]:  # leave without having read on
+                call.cancel()
+            told = await asyncio.gather(*(slowly(call) for call in calls[100:]))
+            for prompt, tokens in zip(prompts[100:], told, strict=True):
+                assert tokens[-20:] == wanted(prompt, 200)[-20:]
+            await rig.service.wait_idle(timeout=60)
+            sizes.append(scheduler.memory_info().rss)
+    assert sizes[2] - sizes[0] < 16 << 20
+
+
+async def slowly(call: Any) -> list[int]:
+    """The tokens of a stream after its first event, read with pauses at its beginning."""
+    tokens: list[int] = []
+    events = 0
+    while (event := await call.read()) is not grpc.aio.EOF:
+        tokens += event.delta.token_ids
+        events += 1
+        if events < 5:
+            await asyncio.sleep(0.05)
+    return tokens
+
+
+async def test_unseeded_requests_vary_and_0_is_a_seed_like_any_other(rig: Rig) -> None:
+    """A18, at the whole service's end: the seed that the server draws is another one each time."""
+    prompt = prompt_of(12)
+    drawn = [await rig.service.generate(prompt, 12, temperature=1.0, seed=None) for _ in range(4)]
+    assert len({tuple(reply.tokens) for reply in drawn}) == 4
+    zero = [await rig.service.generate(prompt, 12, temperature=1.0, seed=0) for _ in range(2)]
+    assert zero[0].tokens == zero[1].tokens == wanted(prompt, 12, temperature=1.0, seed=0)
 
 
 async def test_a23_no_deadline_means_none(rig: Rig) -> None:

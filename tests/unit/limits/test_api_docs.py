@@ -35,3 +35,10 @@ def test_every_row_names_a_test_that_exists() -> None:
         assert len(row) == 6, row
         (path,) = re.findall(r"\]\((\.\./tests/[^)]+)\)", row[5])
         assert (PAGE.parent / path).is_file(), path
+
+
+def test_a_row_s_test_speaks_of_its_field() -> None:
+    for row in rows():
+        (path,) = re.findall(r"\]\((\.\./tests/[^)]+)\)", row[5])
+        name = row[0].strip("`").rpartition(".")[2].removesuffix("_json")
+        assert re.search(rf"\b{name}", (PAGE.parent / path).read_text(encoding="utf-8")), (row[0], path)
