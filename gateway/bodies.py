@@ -120,6 +120,9 @@ class ChatBody(Parameters):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further variables of the chat template, as enable_thinking."
     )
+    add_generation_prompt: bool | None = Field(
+        None, description="Default true: the prompt ends with the header of the assistant's turn."
+    )
     modalities: list[Literal["text"]] | None = Field(None, description="Taken without effect.")
 
 

@@ -51,6 +51,7 @@ class ChatCompletions:
             self._gate.salted(options, key),
             tools=None if body.tool_choice == "none" else body.tools or None,
             chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
         )
         return Request(messages=plain_messages(body.messages), options=options, request_id=call_id)
 

@@ -50,12 +50,13 @@ _STATES = {
 def to_request(request: types.Request) -> pb.GenerateRequest:
     """The message of a request. Raises InvalidArgument, naming a field whose value its type cannot hold."""
     options = request.options
-    for name in ("tools", "chat_template_kwargs"):
+    for name in ("tools", "chat_template_kwargs", "add_generation_prompt"):
         if request.messages is None and getattr(options, name) is not None:
             raise InvalidArgument(f"{name}: only for a request of messages", field=name)
     message = pb.GenerateRequest(request_id=request.request_id)
     if request.messages is not None:
         message.chat.CopyFrom(to_chat(request.messages, options.tools, options.chat_template_kwargs))
+        _set(message.chat, "add_generation_prompt", options.add_generation_prompt)
     elif request.token_ids is not None:
         message.token_ids.SetInParent()
         _extend(message.token_ids.ids, request.token_ids, "token_ids")

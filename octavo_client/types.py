@@ -45,8 +45,9 @@ class ChatMessage:
 class GenerateOptions:
     """How to sample and when to stop. None leaves it to the server's default (octavo/v1/inference.proto).
 
-    tools and chat_template_kwargs are for requests of messages: functions that the model may call, and
-    further variables of its chat template.
+    tools, chat_template_kwargs and add_generation_prompt are for requests of messages: functions that the
+    model may call, further variables of its chat template, and whether the prompt ends with the header of an
+    answer.
     """
 
     temperature: float | None = None
@@ -78,6 +79,7 @@ class GenerateOptions:
     queue_timeout: float | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    add_generation_prompt: bool | None = None
 
 
 class OptionFields(TypedDict, total=False):
@@ -112,6 +114,7 @@ class OptionFields(TypedDict, total=False):
     queue_timeout: float | None
     tools: Sequence[Mapping[str, Any]] | None
     chat_template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool | None
 
 
 Message = ChatMessage | Mapping[str, Any]

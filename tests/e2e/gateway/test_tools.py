@@ -96,6 +96,16 @@ async def test_template_variables_reach_the_template(door: Door) -> None:
     assert answer.usage.prompt_tokens > len(prompt_of(door.text))
 
 
+async def test_a_chat_may_end_without_the_header_of_an_answer(door: Door) -> None:
+    body = {**GREEDY, "messages": RENDERED, "tools": [TOOL]}
+    lengths = []
+    for given, wanted in ((None, True), (True, True), (False, False)):
+        answer = await door.post("/v1/chat/completions", {**body, "add_generation_prompt": given})
+        lengths.append(answer.json()["usage"]["prompt_tokens"])
+        assert lengths[-1] == len(prompt_of(door.text, tools=[TOOL], add_generation_prompt=wanted))
+    assert lengths[0] == lengths[1] > lengths[2]
+
+
 async def test_a20_what_is_not_served_of_tools_is_refused_by_name(door: Door) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"tool_choice": "required"}, "tool_choice"),

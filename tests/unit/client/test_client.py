@@ -1,6 +1,7 @@
 """The synchronous client against a stub scheduler."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,35 @@ def test_options_arrive_in_their_fields(client: Client, stub: StubScheduler) -> 
     assert not sent.use_prefix_cache
     assert (sent.cache_salt, sent.priority, sent.n) == ("me", -3, 2)
     assert sent.queue_timeout.ToNanoseconds() == 1_500_000_000
+
+
+EVERY: dict[str, Any] = {
+    "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": 1.0,
+    "frequency_penalty": 1.0, "repetition_penalty": 1.1, "seed": 0, "logit_bias": {4: 1.0}, "max_tokens": 9,
+    "min_tokens": 1, "stop": ["a"], "stop_token_ids": [3], "ignore_eos": True,
+    "include_stop_str_in_output": True, "logprobs": 0, "prompt_logprobs": 0,
+    "skip_special_tokens": False, "token_ids_only": True, "json_schema": "{}", "n": 2,
+    "priority": 1, "cache_salt": "me", "use_prefix_cache": False, "queue_timeout": 1.5, "tools": [{}],
+    "chat_template_kwargs": {}, "add_generation_prompt": False,
+}  # fmt: skip
+INSTEAD = {"text", "token_ids", "response_format.regex", "response_format.ebnf"}
+"""Of a oneof whose other field is given."""
+
+
+def test_every_field_of_a_request_can_be_given(client: Client, stub: StubScheduler) -> None:
+    assert set(EVERY) | {"regex", "ebnf"} == set(GenerateOptions.__dataclass_fields__)
+    client.generate(messages=[{"role": "user", "content": "a"}], request_id="r", **EVERY)
+    sent, missing = stub.seen[0], set()
+    for field in sent.DESCRIPTOR.fields:
+        nested = field.message_type is not None and field.name not in ("queue_timeout", "token_ids")
+        inner = getattr(sent, field.name)
+        set_here = {found.name for found, _ in (inner if nested else sent).ListFields()}
+        if nested:
+            names = [leaf.name for leaf in field.message_type.fields]
+            missing |= {f"{field.name}.{name}" for name in names if name not in set_here}
+        elif field.name not in set_here:
+            missing.add(field.name)
+    assert missing == INSTEAD
 
 
 def test_what_is_not_given_is_not_sent(client: Client, stub: StubScheduler) -> None:

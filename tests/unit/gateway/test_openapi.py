@@ -37,7 +37,8 @@ def test_bodies_take_no_unknown_name() -> None:
 def test_every_option_of_the_client_has_a_parameter_or_a_reason(name: str) -> None:
     """So that a field added to the schema cannot be forgotten here."""
     elsewhere = {"json_schema", "regex", "ebnf", "prompt_logprobs", "token_ids_only"}
-    elsewhere |= {"tools", "chat_template_kwargs"} if name == "CompletionBody" else set()
+    of_chats = {"tools", "chat_template_kwargs", "add_generation_prompt"}
+    elsewhere |= of_chats if name == "CompletionBody" else set()
     options = set(GenerateOptions.__dataclass_fields__) - elsewhere
     assert options <= set(SCHEMAS[name]["properties"])
 
