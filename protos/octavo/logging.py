@@ -51,12 +51,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(service: str, level: str = "INFO") -> None:
-    """Sends every log line of the process to stderr as JSON. level is a name of the logging module."""
+    """Sends every log line and every warning of the process to stderr as JSON. level is a name of the logging
+    module.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.captureWarnings(True)
 
 
 def announce_serving(service: str, listen: str, metrics_port: int) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -50,6 +51,16 @@ def test_an_exception_is_a_field_of_the_line() -> None:
     shown = JsonFormatter("scheduler").format(record)
     assert "\n" not in shown
     assert "ValueError" in json.loads(shown)["exception"]
+
+
+def test_a_warning_of_any_package_is_a_log_line() -> None:
+    program = (
+        "import warnings; from octavo.logging import configure; configure('worker'); warnings.warn('odd')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    shown = json.loads(done.stderr)
+    assert (shown["level"], shown["service"], shown["logger"]) == ("warning", "worker", "py.warnings")
+    assert "UserWarning: odd" in shown["message"]
 
 
 def test_the_serving_line_is_alone_on_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
