@@ -134,4 +134,5 @@ def _named(answer: OctavoError, field: str) -> OctavoError:
     if isinstance(answer, InvalidArgument):
         line = " ".join(answer.message.split())[:_SHOWN]
         return InvalidArgument(f"{field}: {line}", reason="INVALID_GRAMMAR", field=field)
-    return type(answer)(answer.message, reason=answer.reason, field=field, retry_after=answer.retry_after)
+    message = f"{field}: {answer.message.removeprefix('grammar: ')}"
+    return type(answer)(message, reason=answer.reason, field=field, retry_after=answer.retry_after)

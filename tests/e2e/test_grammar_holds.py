@@ -6,9 +6,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from octavo.errors import reason_of
 from octavo.v1 import inference_pb2 as pb
+from tests.e2e.metrics import scrape
 from tests.e2e.processes import Processes
 from tests.e2e.rig import SMALL, Rig, SchedulerSeat, prompt_of, rig_at, seat_scheduler, until, wanted
 from tests.e2e.service import request
@@ -119,6 +121,23 @@ async def test_a_grammar_that_the_worker_cannot_compile_is_invalid(rig: Rig) -> 
     assert reason_of(refused.value) == "INVALID_GRAMMAR"
     assert not rig.fake.plans
     await until(lambda: not rig.fake.grammars.held)
+
+
+async def test_more_grammars_than_a_worker_holds_are_refused_with_a_delay(rig: Rig) -> None:
+    rig.fake.grammars.full = True
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await rig.service.run(constrained())
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refused.value.details() == (
+        "response_format.regex: 9 characters of grammars would be live, limit 8"
+    )
+    assert reason_of(refused.value) == "GRAMMAR_BACKLOG"
+    details = status_pb2.Status.FromString(dict(refused.value.trailing_metadata())["grpc-status-details-bin"])
+    assert any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in details.details)
+    rejected = scrape(rig.seat.metrics_url)
+    assert rejected['octavo_admission_rejections_total{reason="GRAMMAR_BACKLOG"}'] == 1
+    rig.fake.grammars.full = False
+    assert (await rig.service.run(constrained())).reason == "LENGTH"
 
 
 async def test_a25_a_new_worker_compiles_what_is_live_before_its_first_plan(rig: Rig) -> None:

@@ -7,21 +7,27 @@ arrival to its end.
 import asyncio
 from collections.abc import AsyncIterator
 
+from octavo.errors import ResourceExhausted
 from octavo.worker.v1 import worker_pb2
 
 
 class FakeGrammars:
-    """compiles: calls are answered while it is set. error: what they are answered. held: the grammars of the
-    open calls, answered or not.
+    """compiles: calls are answered while it is set. error: what they are answered. full: no more are taken.
+    held: the grammars of the open calls, answered or not.
     """
 
     def __init__(self) -> None:
         self.compiles = asyncio.Event()
         self.compiles.set()
         self.error = ""
+        self.full = False
         self.held: list[str] = []
 
     async def hold(self, grammar: str) -> AsyncIterator[worker_pb2.HoldGrammarResponse]:
+        if self.full:
+            raise ResourceExhausted(
+                "grammar: 9 characters of grammars would be live, limit 8", reason="GRAMMAR_BACKLOG"
+            )
         self.held.append(grammar)
         try:
             await self.compiles.wait()
