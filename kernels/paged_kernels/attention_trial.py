@@ -20,7 +20,8 @@ TOLERANCE = 2e-2
 """Relative error against the backend that is there anyway; 16-bit kernels agree to about 3e-3."""
 _CONTEXT = 1024
 _PROMPT = 2048
-_FEW_ROWS, _DECODES_IN_MIXED = 64, 32
+_MANY_DECODES, _DECODES_IN_MIXED = 64, 32
+_FEW_ROWS, _MOST_ROWS = 16, 1024
 _MOST_BYTES = 256 << 20
 _COLD_BYTES = 128 << 20
 _CALLS, _REPLAYS = 8, 5
@@ -37,10 +38,11 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """rows: (new tokens, context) of each."""
+    """rows: (new tokens, context) of each; behind them `padding` rows of neither, as in captured steps."""
 
     name: str
     rows: tuple[tuple[int, int], ...]
+    padding: int = 0
 
     @property
     def tokens(self) -> int:
@@ -51,21 +53,24 @@ def decode_cases(shape: AttentionShape, bounds: Bounds) -> list[Case]:
     """One row, and many; fewer where memory or the worker's bounds allow no more."""
     context = min(_CONTEXT, bounds.max_context)
     fitting = _MOST_BYTES // (_blocks(context, shape) * _block_bytes(shape))
-    counts = sorted({1, max(1, min(_FEW_ROWS, bounds.max_rows, bounds.max_tokens, fitting))})
+    counts = sorted({1, max(1, min(_MANY_DECODES, bounds.max_rows, bounds.max_tokens, fitting))})
     return [Case(f"{count} x {context}", tuple(_decodes(count, context))) for count in counts]
 
 
 def mixed_cases(shape: AttentionShape, bounds: Bounds) -> list[Case]:
-    """A prompt by itself, and where rows allow a chunk of one beside decodes."""
+    """A prompt by itself, and where rows allow a chunk of one beside decodes; padded to the rows of a small
+    and of the largest bucket.
+    """
     prompt = min(_PROMPT, bounds.max_tokens, bounds.max_context)
-    cases = [Case(f"prompt of {prompt}", ((prompt, prompt),))]
+    cases = [Case(f"prompt of {prompt}", ((prompt, prompt),), min(_FEW_ROWS, bounds.max_rows) - 1)]
     context = min(_CONTEXT, bounds.max_context)
     fitting = _MOST_BYTES // (_blocks(context, shape) * _block_bytes(shape)) - 4
     decodes = min(_DECODES_IN_MIXED, bounds.max_rows - 1, prompt // 2, fitting)
     if decodes > 0:
         chunk = prompt - decodes
         rows = (*_decodes(decodes, context), (chunk, min(bounds.max_context, chunk + context)))
-        cases.append(Case(f"chunk of {chunk} + {decodes} x {context}", rows))
+        padding = max(0, min(bounds.max_rows, _MOST_ROWS) - len(rows))
+        cases.append(Case(f"chunk of {chunk} + {decodes} x {context}", rows, padding))
     return cases
 
 
@@ -111,17 +116,18 @@ def make_inputs(case: Case, shape: AttentionShape, bounds: Bounds, on: str = "cu
         device=on,
     )
     width = _blocks(bounds.max_context, shape)
-    tables = torch.full((copies, len(case.rows), width), count, dtype=torch.int32)
+    rows = [*case.rows, *[(0, 0)] * case.padding]
+    tables = torch.full((copies, len(rows), width), count, dtype=torch.int32)
     ids = iter(torch.randperm(count, generator=generator).int().split(held * copies))
     for copy in range(copies):
         for row, (_, context) in enumerate(case.rows):
             mine = next(ids)
             tables[copy, row, : held[row]] = mine
             _fill(pools, mine.to(on), context)
-    starts = torch.tensor([0] + [queries for queries, _ in case.rows]).cumsum(0).int().to(on)
-    contexts = torch.tensor([context for _, context in case.rows], dtype=torch.int32, device=on)
+    starts = torch.tensor([0] + [queries for queries, _ in rows]).cumsum(0).int().to(on)
+    contexts = torch.tensor([context for _, context in rows], dtype=torch.int32, device=on)
     query = torch.randn((case.tokens, shape.query_heads, shape.head_dim), device=on).to(shape.dtype)
-    decode = case.tokens == len(case.rows)
+    decode = case.tokens == len(rows)
     return [
         {
             "query": query,

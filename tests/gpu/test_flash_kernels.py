@@ -72,14 +72,18 @@ def test_drawn_shapes(package: Candidate, model: int) -> None:
     assert not wrong
 
 
-def test_rows_of_padding_change_nothing(package: Candidate) -> None:
-    """As in a captured step: more rows and tokens than the plan has, on the null block, with context 0."""
+@pytest.mark.parametrize("more", [5, 300])
+def test_rows_of_padding_change_nothing(package: Candidate, more: int) -> None:
+    """As in a captured step: more rows and tokens than the plan has, on the null block, with context 0.
+
+    flash-attn-4 compiles another kernel for more than 256 rows.
+    """
     shape = AttentionShape(torch.bfloat16, 8, 4, 64, usual_size(package), 0, 0.0, (9, 0))
     for rows in (((1, 700), (1, 3), (1, 257)), ((300, 300), (1, 900), (64, 500))):
         (inputs, *_) = make_inputs(Case("", rows), shape, Bounds(2048, 16, 2048))
         attend = ByPhase(package.decode, package.mixed)
         expected = torch_impl.paged_attention(**inputs)
-        real, more = len(inputs["query"]), 5
+        real = len(inputs["query"])
         null = inputs["k_pool"].shape[0] - 1
         padded = dict(inputs)
         padded["query"] = torch.cat([inputs["query"], inputs["query"].new_zeros((more, 8, 64))])

@@ -245,28 +245,39 @@ def test_cases_stay_within_the_worker_s_bounds(bounds: Bounds, block_size: int) 
     assert decode
     assert mixed
     for case in (*decode, *mixed):
-        assert 1 <= len(case.rows) <= bounds.max_rows
+        assert 1 <= len(case.rows) + case.padding <= bounds.max_rows
         assert case.tokens <= bounds.max_tokens
         assert all(1 <= queries <= context <= bounds.max_context for queries, context in case.rows)
         blocks = sum(-(-context // block_size) for _, context in case.rows)
         assert blocks * block_size * 8 * 128 * 2 * 2 <= 2 * attention_trial._MOST_BYTES
     assert all(queries == 1 for case in decode for queries, _ in case.rows)
+    assert not any(case.padding for case in decode)
+
+
+def test_steps_with_prefill_are_tried_with_the_rows_of_their_buckets() -> None:
+    """flash-attn-4 compiles another kernel for more than 256 rows, so the largest bucket is tried too."""
+    for max_rows, rows in ((256, [16, 256]), (600, [16, 600]), (5000, [16, 1024]), (8, [8, 8]), (1, [1])):
+        cases = attention_trial.mixed_cases(replace(SHAPE, block_size=16), Bounds(2048, max_rows, 4096))
+        assert [len(case.rows) + case.padding for case in cases] == rows
 
 
 def test_trial_inputs_are_those_of_a_captured_step_with_nan_wherever_nothing_is_stored() -> None:
     shape = AttentionShape(torch.bfloat16, 4, 2, 8, 16, 0, 0.0, (9, 0))
     rows = ((1, 30), (5, 17))
-    batches = attention_trial.make_inputs(Case("", rows), shape, Bounds(8, 4, 100), on="cpu")
+    batches = attention_trial.make_inputs(Case("", rows, 2), shape, Bounds(8, 4, 100), on="cpu")
     assert len(batches) == 8
     seen: set[int] = set()
     for batch in batches:
-        assert batch["block_tables"].shape == (2, 7)
+        assert batch["block_tables"].shape == (4, 7)
+        assert batch["cu_query_lens"].tolist() == [0, 1, 6, 6, 6]
+        assert batch["context_lens"].tolist() == [30, 17, 0, 0]
+        assert (batch["block_tables"][2:] == batch["k_pool"].shape[0] - 1).all()
         assert (batch["max_query_len"], batch["max_context_len"]) == (6, 112)
-        own = batch["block_tables"][:, :2].flatten().tolist()
+        own = batch["block_tables"][:2, :2].flatten().tolist()
         assert not seen & set(own)
         seen |= set(own)
         assert not torch_impl.paged_attention(**batch).isnan().any()
-        for (_, context), table in zip(rows, batch["block_tables"], strict=True):
+        for (_, context), table in zip(rows, batch["block_tables"][:2], strict=True):
             for pool in (batch["k_pool"], batch["v_pool"]):
                 slots = pool[table[:2].long()].flatten(0, 1)
                 assert not slots[:context].isnan().any()
