@@ -34,7 +34,7 @@ class Flash4:
     ) -> Tensor:
         """Rows of any length. Raises contracts.ArgumentError.
 
-        The package's own bounds are left out: from shapes it compiles one kernel for all steps.
+        The package's own bounds are left out: from shapes it compiles one kernel for all steps, another beyond 256 rows.
         """
         contracts.check_paged_attention(
             *(query, k_pool, v_pool, block_tables, cu_query_lens, context_lens),
