@@ -1,7 +1,7 @@
 """paged_attention by flash-attn-4's paged interface, one call for decodes, chunks and prompts alike.
 
 Owns how our arguments become theirs; knows no choice. Invariant: nothing waits for the device, and no length
-of a batch is part of what is compiled, so that one kernel serves every step and can be captured in a graph.
+of a batch is part of what is compiled, so that a kernel serves every step and can be captured in a graph.
 """
 
 from torch import Tensor
@@ -34,7 +34,8 @@ class Flash4:
     ) -> Tensor:
         """Rows of any length. Raises contracts.ArgumentError.
 
-        The package's own bounds are left out: from shapes it compiles one kernel for all steps, another beyond 256 rows.
+        The package's own bounds are left out: from shapes it compiles one kernel for all steps, and another
+        beyond 256 rows.
         """
         contracts.check_paged_attention(
             *(query, k_pool, v_pool, block_tables, cu_query_lens, context_lens),
