@@ -25,3 +25,19 @@ def test_fused_and_fixed_size_steps_equal_the_torch_path() -> None:
     for name, result in results.items():
         assert result["equal"], name
         assert result["tokens"] > 30
+
+
+@pytest.mark.timeout(600)
+def test_fixed_size_steps_fit_what_flash_attn_takes() -> None:
+    """float32 on stand-ins that check every argument: padding, wide tables, hits and chunks as captured."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.parity.model.interpreted_flash"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "flash-attn 2": {"equal": True, "calls": ["flash-attn 2 kvcache", "flash-attn 2 varlen"]},
+        "flash-attn-4": {"equal": True, "calls": ["flash-attn-4 varlen"]},
+    }
