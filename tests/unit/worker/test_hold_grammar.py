@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ class GatedCompiler(GrammarCompiler):
 
 
 @pytest.fixture
-def compiler(tiny_llama: Path) -> GatedCompiler:
-    return GatedCompiler(tiny_llama)
+def compiler(tiny_llama: Path) -> Iterator[GatedCompiler]:
+    made = GatedCompiler(tiny_llama)
+    yield made
+    made.gate.set()  # a thread that waited on would keep the process
 
 
 def hold(worker: LiveWorker, grammar: str) -> Any:
