@@ -22,7 +22,6 @@ import torch
 from gpu_worker.config import Settings
 from gpu_worker.loading import examine, load
 from gpu_worker.model_runner import ModelRunner
-from gpu_worker.models.registry import ModelConfig
 from gpu_worker.wire import Int32Array, Plan, RowSetup, Sampling
 from paged_kernels.triton_impl import machine, mid_linear, small_linear
 
@@ -79,13 +78,14 @@ def _ends(lens: Int32Array) -> Int32Array:
     return (np.cumsum(lens) - 1).astype(np.int32)
 
 
-def floor_ms(config: ModelConfig, rows: int, context: int) -> float:
-    """Weights that a decode step must read, and its KV, over the bandwidth; bf16."""
-    c = config
+def floor_ms(runner: ModelRunner, rows: int, context: int) -> float:
+    """Weights that a decode step must read, in bf16, and its KV, as the pool holds it, over the bandwidth."""
+    c, pool = runner.decoder.config, runner.pool
     layer = c.hidden_size * (c.q_size + 2 * c.kv_size) + c.q_size * c.hidden_size
     layer += 3 * c.hidden_size * c.intermediate_size
     weights = 2 * (c.num_layers * layer + c.vocab_size * c.hidden_size)
-    return (weights + rows * context * 4 * c.num_layers * c.kv_size) / BANDWIDTH * 1e3
+    slot_bytes = pool.tensor.nbytes / ((pool.num_blocks + 1) * pool.block_size)
+    return (weights + rows * context * slot_bytes) / BANDWIDTH * 1e3
 
 
 def decode(runner: ModelRunner, rows: int, context: int, steps: int, temperature: float) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def decode(runner: ModelRunner, rows: int, context: int, steps: int, temperature
             outcomes.append(waiting.pop(0).wait())
     outcomes += [pending.wait() for pending in waiting]
     wall = (time.perf_counter() - started) / (steps - 10)
-    floor = floor_ms(runner.decoder.config, rows, context + steps // 2)
+    floor = floor_ms(runner, rows, context + steps // 2)
     result = {
         "rows": rows,
         "wall_ms": round(wall * 1e3, 3),

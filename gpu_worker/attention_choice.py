@@ -21,18 +21,18 @@ def with_attention(
     kernels: Kernels,
     settings: Settings,
     config: ModelShape,
-    dtype: torch.dtype,
+    dtypes: tuple[torch.dtype, torch.dtype],
     device: Device,
     max_model_len: int,
 ) -> Kernels:
     """The kernels with the attention of the settings; measured on the device where there is a choice.
 
-    Raises SettingsError for a backend asked for by name that cannot run.
+    dtypes: of queries and of the pool. Raises SettingsError for a backend asked for by name that cannot run.
     """
     if settings.attention_backend == "auto" and settings.kernel_backend != "auto":
         return kernels
     bounds = Bounds(settings.max_num_batched_tokens, settings.max_num_seqs, max_model_len)
-    shape = shape_of(config, dtype, settings.block_size, device.torch_device)
+    shape = shape_of(config, dtypes, settings.block_size, device.torch_device)
     try:
         return attention_backends.with_attention(
             kernels, settings.attention_backend, device.torch_device, shape, bounds
@@ -41,10 +41,13 @@ def with_attention(
         raise SettingsError(f"attention_backend: {error}") from error
 
 
-def shape_of(config: ModelShape, dtype: torch.dtype, block_size: int, device: torch.device) -> AttentionShape:
-    """What a backend must be able to run; block_size in tokens."""
+def shape_of(
+    config: ModelShape, dtypes: tuple[torch.dtype, torch.dtype], block_size: int, device: torch.device
+) -> AttentionShape:
+    """What a backend must be able to run; dtypes of queries and of the pool, block_size in tokens."""
     return AttentionShape(
-        dtype=dtype,
+        query_dtype=dtypes[0],
+        dtype=dtypes[1],
         query_heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,

@@ -46,6 +46,10 @@ class Settings(BaseSettings):
         description="of weights, KV pool and arithmetic; auto: the model's 16 bits on CUDA, "
         "bfloat16 on a CPU that has it fast, else float32",
     )
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = Field(
+        "auto",
+        description="of the KV pool; auto: --dtype; fp8_e4m3: twice the blocks, on torch and Triton kernels",
+    )
     num_blocks: int | None = Field(None, ge=1, description="KV blocks; default: what memory allows")
     block_size: int = Field(16, ge=1, le=4096, description="tokens of a block")
     swap_space: float | None = Field(

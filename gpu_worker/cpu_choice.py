@@ -26,7 +26,7 @@ def default_dtype(device: Device, settings: Settings, config: ModelShape) -> tup
     """
     if device.torch_device.type != "cpu" or settings.kernel_backend not in ("auto", "cpu"):
         return None
-    if settings.attention_backend != "auto":
+    if settings.attention_backend != "auto" or settings.kv_cache_dtype != "auto":
         return None
     if not isinstance(config, ModelConfig) or obstacle(config):
         return None

@@ -5,8 +5,9 @@ Owns the host memory, the streams of the copies and what of them is not acknowle
 Invariant: a transfer out reads its blocks after every step launched before it, a transfer in is seen by every
 kernel launched after it, and one is acknowledged only when its last byte has arrived.
 
-A host block is one run of bytes [2, layer, slot, kv_head, head_dim], so that a copy over the bus is long;
-blocks are gathered from the pool's layout, and scattered into it, on the device, through a staging buffer.
+A host block is one run of bytes [2, layer, slot, kv_head, head_dim] (of an e4m3 pool [2, layer, byte]), so
+that a copy over the bus is long; blocks are gathered from the pool's layout, and scattered into it, on the
+device, through a staging buffer.
 """
 
 import threading
@@ -109,7 +110,7 @@ def open_host_pool(pool: KvPool, num_blocks: int) -> HostPool | None:
 
 
 def _host_memory(pool: KvPool, num_blocks: int) -> Tensor:
-    """[num_blocks, 2, layers, block_size, kv_heads, head_dim] of untouched zero memory."""
+    """[num_blocks, 2, layers, ...] of untouched zero memory, a block as in the pool."""
     two, layers, _, *rest = pool.tensor.shape
     shape = (num_blocks, two, layers, *rest)
     dtype = pool.tensor.dtype
@@ -118,8 +119,8 @@ def _host_memory(pool: KvPool, num_blocks: int) -> Tensor:
 
 
 def _by_block(pool: KvPool) -> Tensor:
-    """The pool as [blocks, 2, layers, block_size, kv_heads, head_dim], a view."""
-    return pool.tensor.permute(2, 0, 1, 3, 4, 5)
+    """The pool as [blocks, 2, layers, ...], a view."""
+    return pool.tensor.movedim(2, 0)
 
 
 class CpuHostPool:

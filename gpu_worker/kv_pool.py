@@ -1,5 +1,5 @@
 """The KV pool: how many blocks fit, and the tensor [2, layer, block, slot, kv_head, head_dim] that holds
-them.
+them, or of e4m3 [2, layer, block, byte].
 
 Owns the pool's size and memory; knows no sequence and no step. Invariant: one block more than announced is
 allocated, the null block (id num_blocks), which only padding may touch.
@@ -13,8 +13,11 @@ from torch import Tensor
 
 from gpu_worker.errors import SettingsError
 from gpu_worker.models.registry import ModelShape
+from paged_kernels import fp8_pool
 
 LAYOUT = "kv,layer,block,slot,kv_head,head_dim"
+KV_CACHE_DTYPES = {"fp8_e4m3": fp8_pool.DTYPE}
+"""Values of --kv-cache-dtype other than auto, which means --dtype."""
 MAX_SLOTS = 2**31 - 1
 GIB = 1 << 30
 
@@ -122,13 +125,16 @@ def _gib(count: int) -> str:
 
 
 def bytes_per_block(config: ModelShape, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of K and V of one block in all layers."""
+    """Bytes of K and V of one block in all layers; dtype: of the pool."""
+    if dtype == fp8_pool.DTYPE:
+        block = fp8_pool.block_bytes(block_size, config.num_kv_heads, config.head_dim)
+        return 2 * config.num_layers * block
     return 2 * config.num_layers * block_size * config.kv_size * dtype.itemsize
 
 
 class KvPool:
-    """The allocated pool of num_blocks + 1 blocks, zeroed. `keys(layer)` and `values(layer)` are [B,
-    bs, H, D].
+    """The allocated pool of num_blocks + 1 blocks, zeroed. `keys(layer)` and `values(layer)` are [B, bs, H,
+    D]; of e4m3 they are views into the blocks' bytes, with the exponents behind them (see fp8_pool).
     """
 
     def __init__(
@@ -136,9 +142,15 @@ class KvPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (2, config.num_layers, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
-        self.tensor = _zeros(shape, dtype, device)
-        self._keys, self._values = (list(half.unbind(0)) for half in self.tensor.unbind(0))
+        heads = (block_size, config.num_kv_heads, config.head_dim)
+        blocks = (2, config.num_layers, num_blocks + 1)
+        if dtype == fp8_pool.DTYPE:
+            self.tensor = _zeros((*blocks, fp8_pool.block_bytes(*heads)), torch.uint8, device)
+            layers = [[fp8_pool.values_of(layer, *heads) for layer in half] for half in self.tensor]
+        else:
+            self.tensor = _zeros((*blocks, *heads), dtype, device)
+            layers = [list(half.unbind(0)) for half in self.tensor]
+        self._keys, self._values = layers
 
     def keys(self, layer: int) -> Tensor:
         return self._keys[layer]

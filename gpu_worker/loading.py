@@ -4,20 +4,26 @@ Owns the order of start-up; knows no gRPC server. Invariant: everything that can
 config alone is refused in `examine`, before any weight is read.
 """
 
-import hashlib
 import logging
 import time
 from dataclasses import dataclass
 
 import torch
 
-from gpu_worker import attention_choice, cpu_choice, host
+from gpu_worker import announcement, attention_choice, cpu_choice, host
 from gpu_worker.config import Settings
 from gpu_worker.device import DTYPES, Device, open_device
 from gpu_worker.errors import SettingsError
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.host_pool import num_host_blocks, open_host_pool, staging_bytes, wanted_host_blocks
-from gpu_worker.kv_pool import LAYOUT, KvPool, PoolRequest, PoolSize, bytes_per_block, size_pool
+from gpu_worker.kv_pool import (
+    KV_CACHE_DTYPES,
+    KvPool,
+    PoolRequest,
+    PoolSize,
+    bytes_per_block,
+    size_pool,
+)
 from gpu_worker.layer_choice import with_layers
 from gpu_worker.model_choice import choose
 from gpu_worker.model_runner import ModelRunner
@@ -28,7 +34,6 @@ from gpu_worker.models.model import Model
 from gpu_worker.models.registry import ModelConfig, ModelShape
 from gpu_worker.rows import Limits
 from gpu_worker.step_layout import Buckets
-from octavo.handshake import PROTOCOL_VERSION
 from octavo.worker.v1 import worker_pb2
 from paged_kernels import dispatch
 from paged_kernels.contracts import KernelError
@@ -46,6 +51,7 @@ class Examined:
     device: Device
     dtype: torch.dtype
     dtype_reason: str
+    pool_dtype: torch.dtype
     kernels: dispatch.Kernels
     max_model_len: int
     bytes_per_block: int
@@ -78,17 +84,25 @@ def examine(settings: Settings) -> Examined:
     max_model_len = settings.max_model_len or limit
     if max_model_len > limit:
         raise SettingsError(f"max_model_len: {max_model_len}, the model's limit is {limit}")
+    pool_dtype = KV_CACHE_DTYPES.get(settings.kv_cache_dtype, dtype)
     try:
         kernels = dispatch.select(
-            settings.kernel_backend, device.torch_device, dtype, config.head_dim, settings.block_size
+            settings.kernel_backend,
+            device.torch_device,
+            dtype,
+            config.head_dim,
+            settings.block_size,
+            pool_dtype,
         )
     except KernelError as error:
         raise SettingsError(str(error)) from error
-    kernels = attention_choice.with_attention(kernels, settings, config, dtype, device, max_model_len)
+    kernels = attention_choice.with_attention(
+        kernels, settings, config, (dtype, pool_dtype), device, max_model_len
+    )
     kernels = with_layers(kernels, dtype, settings, config, why_transformers)
-    block_bytes = bytes_per_block(config, settings.block_size, dtype)
+    block_bytes = bytes_per_block(config, settings.block_size, pool_dtype)
     return Examined(
-        settings, files, config, device, dtype, why, kernels, max_model_len, block_bytes,
+        settings, files, config, device, dtype, why, pool_dtype, kernels, max_model_len, block_bytes,
         wanted_host_blocks(settings.swap_space, device.is_shared, block_bytes),
         _obstacle_to_graphs(settings, device, kernels),
     )  # fmt: skip
@@ -100,7 +114,8 @@ def _obstacle_to_graphs(settings: Settings, device: Device, kernels: dispatch.Ke
     if device.torch_device.type != "cuda":
         return f"no CUDA device, but {device.torch_device.type}"
     if kernels.fused is None:
-        return f"the {kernels.choices[0].backend} kernels cannot be captured"
+        layers = kernels.choices[-1]
+        return f"the layers run on {layers.backend}: {layers.why}"
     if attention_choice.waits(kernels):
         return "attention by torch reads lengths on the host"
     return ""
@@ -113,7 +128,8 @@ def load(found: Examined) -> Loaded:
     decoder = _loaded_decoder(found)
     size = size_pool(found.device.memory(), _pool_request(found, decoder.weight_bytes))
     settings = found.settings
-    pool = KvPool(found.config, size.num_blocks, settings.block_size, found.dtype, found.device.torch_device)
+    where = found.device.torch_device
+    pool = KvPool(found.config, size.num_blocks, settings.block_size, found.pool_dtype, where)
     limits = Limits(
         num_blocks=size.num_blocks,
         block_size=settings.block_size,
@@ -132,8 +148,8 @@ def load(found: Examined) -> Loaded:
     _capture(found, runner)
     if grammars is not None:
         grammars.wait()
-    _report(found, size, time.monotonic() - started)
-    return Loaded(runner, size, _capacity(found, size), grammars)
+    announcement.log(found, size, time.monotonic() - started)
+    return Loaded(runner, size, announcement.capacity(found, size), grammars)
 
 
 def _grammars(found: Examined) -> GrammarCompiler | None:
@@ -242,80 +258,3 @@ def _token_bytes(found: Examined) -> int:
         4 * config.hidden_size + 3 * (config.q_size + 2 * config.kv_size) + 4 * config.intermediate_size
     )
     return found.settings.max_num_batched_tokens * per_token * found.dtype.itemsize
-
-
-def _report(found: Examined, size: PoolSize, seconds: float) -> None:
-    mib = 1 << 20
-    _log.info(
-        "loaded %s (%s, %s: %s) on %s in %.1f s",
-        found.files.path.name,
-        found.config.architecture,
-        found.dtype,
-        found.dtype_reason,
-        found.device.name,
-        seconds,
-    )
-    _log.info(
-        "memory in MiB: budget %d of %d, weights %d, activations %d, graphs %d, pool %d (%d blocks of %d), "
-        "slack %d",
-        size.budget_bytes // mib,
-        size.total_bytes // mib,
-        size.weight_bytes // mib,
-        size.activation_bytes // mib,
-        size.graph_bytes // mib,
-        size.pool_bytes // mib,
-        size.num_blocks,
-        found.settings.block_size,
-        size.slack_bytes // mib,
-    )
-    if found.num_host_blocks:
-        tier = found.num_host_blocks * found.bytes_per_block // mib
-        _log.info("host tier: %d blocks, %d MiB of host memory", found.num_host_blocks, tier)
-    for choice in found.kernels.choices:
-        _log.info("kernel %s: %s (%s)", choice.op, choice.backend, choice.why)
-
-
-def _capacity(found: Examined, size: PoolSize) -> worker_pb2.GetCapacityResponse:
-    settings = found.settings
-    return worker_pb2.GetCapacityResponse(
-        protocol_version=PROTOCOL_VERSION,
-        model_id=found.files.path.resolve().stem
-        if found.files.path.is_file()
-        else found.files.path.resolve().name,
-        model_fingerprint=fingerprint(found),
-        num_blocks=size.num_blocks,
-        num_host_blocks=found.num_host_blocks,
-        block_size=settings.block_size,
-        max_batch_tokens=settings.max_num_batched_tokens,
-        max_batch_seqs=settings.max_num_seqs,
-        max_model_len=found.max_model_len,
-        vocab_size=found.config.vocab_size,
-        bytes_per_block=found.bytes_per_block,
-        kv_dtype=str(found.dtype).removeprefix("torch."),
-        kv_layout=LAYOUT,
-        kernels=[
-            worker_pb2.KernelChoice(op=c.op, backend=c.backend, why=c.why) for c in found.kernels.choices
-        ],
-        memory=worker_pb2.MemoryBreakdown(
-            total_bytes=size.total_bytes,
-            budget_bytes=size.budget_bytes,
-            weight_bytes=size.weight_bytes,
-            activation_bytes=size.activation_bytes,
-            graph_bytes=size.graph_bytes,
-            pool_bytes=size.pool_bytes,
-            slack_bytes=size.slack_bytes,
-            host_pool_bytes=found.num_host_blocks * found.bytes_per_block,
-        ),
-        tensor_parallel_size=1,
-        eos_token_ids=found.config.eos_token_ids,
-        device=found.device.name,
-    )
-
-
-def fingerprint(found: Examined) -> str:
-    """32 hex digits over the weights' bytes, the config that the decoder uses, dtype and quantisation."""
-    content = "dummy" if found.files.source is None else loader.content_hash(found.files.source.files)
-    parts: tuple[object, ...] = (content, found.config, str(found.dtype))
-    if found.settings.quantize != "none":
-        parts += (found.settings.quantize,)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

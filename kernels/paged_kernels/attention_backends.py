@@ -125,7 +125,8 @@ def with_attention(
 
 def _by_name(kernels: Kernels, backend: str, device: torch.device, shape: AttentionShape) -> Kernels:
     try:
-        other = dispatch.select(backend, device, shape.dtype, shape.head_dim, shape.block_size)
+        dtype = shape.query_dtype or shape.dtype
+        other = dispatch.select(backend, device, dtype, shape.head_dim, shape.block_size, shape.dtype)
     except BackendUnavailableError as error:
         raise BackendUnavailableError(str(error).removeprefix("kernel backend ")) from error
     return _replaced(kernels, other.paged_attention, [Choice(OP, backend, "asked for by name")])

@@ -8,10 +8,13 @@ import math
 
 from torch import Tensor, bfloat16, dtype, float16, float32, float64, int32, int64
 
+from paged_kernels import fp8_pool
+
 MAX_BLOCK_SIZE = 4096
 MAX_HEAD_DIM = 256
 MAX_WINDOW = 2**31 - 1
 FLOAT_DTYPES: tuple[dtype, ...] = (float64, float32, bfloat16, float16)
+POOL_DTYPES = (*FLOAT_DTYPES, fp8_pool.DTYPE)
 INDEX_DTYPES: tuple[dtype, ...] = (int32, int64)
 
 
@@ -77,8 +80,8 @@ def _need_pool(k_pool: Tensor, v_pool: Tensor) -> tuple[int, int, int]:
     _need_dims("k_pool", k_pool, 4, "[blocks, block_size, kv_heads, head_dim]")
     if v_pool.shape != shape:
         raise ShapeError(f"v_pool: shape {list(v_pool.shape)}, expected that of k_pool {list(shape)}")
-    if k_pool.dtype not in FLOAT_DTYPES:
-        raise DtypeError(f"k_pool: dtype {k_pool.dtype}, expected one of {list(FLOAT_DTYPES)}")
+    if k_pool.dtype not in POOL_DTYPES:
+        raise DtypeError(f"k_pool: dtype {k_pool.dtype}, expected one of {list(POOL_DTYPES)}")
     if v_pool.dtype != k_pool.dtype:
         raise DtypeError(f"v_pool: dtype {v_pool.dtype}, expected {k_pool.dtype} like k_pool")
     if v_pool.device != k_pool.device:
@@ -95,7 +98,19 @@ def _need_pool(k_pool: Tensor, v_pool: Tensor) -> tuple[int, int, int]:
         raise ShapeError(f"k_pool: head_dim {head_dim}, expected 1..{MAX_HEAD_DIM}")
     if kv_heads < 1:
         raise ShapeError(f"k_pool: kv_heads {kv_heads}, expected at least 1")
+    if fp8_pool.is_fp8(k_pool) and not fp8_pool.has_exponents(k_pool):
+        raise LayoutError(
+            f"k_pool, v_pool: strides {k_pool.stride()}; expected those of fp8_pool.values_of, with exponents"
+        )
     return block_size, kv_heads, head_dim
+
+
+def _need_dtype_of_pool(name: str, tensor: Tensor, pool: Tensor) -> None:
+    if fp8_pool.is_fp8(pool):
+        if tensor.dtype not in FLOAT_DTYPES:
+            raise DtypeError(f"{name}: dtype {tensor.dtype}, expected one of {list(FLOAT_DTYPES)}")
+    elif tensor.dtype != pool.dtype:
+        raise DtypeError(f"{name}: dtype {tensor.dtype}, expected {pool.dtype} like the pool")
 
 
 def check_store_kvcache(
@@ -112,8 +127,7 @@ def check_store_kvcache(
             raise ShapeError(
                 f"{name}: shape {list(tensor.shape)}, the pool has kv_heads {kv_heads}, head_dim {head_dim}"
             )
-        if tensor.dtype != k_pool.dtype:
-            raise DtypeError(f"{name}: dtype {tensor.dtype}, expected {k_pool.dtype} like the pool")
+        _need_dtype_of_pool(name, tensor, k_pool)
         if tensor.stride(2) != 1 and head_dim > 1:
             raise LayoutError(f"{name}: strides {tensor.stride()}, expected head_dim contiguous")
     _need_dims("slot_mapping", slot_mapping, 1, "[tokens]")
@@ -155,8 +169,7 @@ def check_paged_attention(
         raise ShapeError(f"query: head_dim {query.shape[2]}, the pool has {head_dim}")
     if query_heads < 1 or query_heads % kv_heads:
         raise ShapeError(f"query: {query_heads} heads, expected a multiple of kv_heads {kv_heads}")
-    if query.dtype != k_pool.dtype:
-        raise DtypeError(f"query: dtype {query.dtype}, expected {k_pool.dtype} like the pool")
+    _need_dtype_of_pool("query", query, k_pool)
     if query.stride(2) != 1 and head_dim > 1:
         raise LayoutError(f"query: strides {query.stride()}, expected head_dim contiguous")
     _check_rows(block_tables, cu_query_lens, context_lens)
@@ -211,7 +224,11 @@ def _check_out(out: Tensor, query: Tensor) -> None:
 
 
 def _check_whole_pool(kv_pool: Tensor) -> None:
-    _need_dims("kv_pool", kv_pool, 6, "[2, layers, blocks, block_size, kv_heads, head_dim]")
+    if kv_pool.dim() not in (4, 6):
+        raise ShapeError(
+            f"kv_pool: shape {list(kv_pool.shape)}, expected [2, layers, blocks, block_size, kv_heads, "
+            "head_dim] or, in bytes, [2, layers, blocks, block_bytes]"
+        )
     if kv_pool.shape[0] != 2:
         raise ShapeError(f"kv_pool: first size {kv_pool.shape[0]}, expected 2 (K and V)")
     if not kv_pool.is_contiguous():
@@ -219,7 +236,7 @@ def _check_whole_pool(kv_pool: Tensor) -> None:
 
 
 def check_copy_blocks(kv_pool: Tensor, pairs: Tensor) -> None:
-    """Check kv_pool [2, L, B, bs, H, D] and pairs [N, 2].
+    """Check kv_pool [2, L, B, bs, H, D] or [2, L, B, bytes] and pairs [N, 2].
 
     Raises ShapeError, DtypeError, DeviceError, LayoutError.
     """
@@ -232,7 +249,7 @@ def check_copy_blocks(kv_pool: Tensor, pairs: Tensor) -> None:
 
 
 def check_zero_blocks(kv_pool: Tensor, blocks: Tensor) -> None:
-    """Check kv_pool [2, L, B, bs, H, D] and blocks [N].
+    """Check kv_pool [2, L, B, bs, H, D] or [2, L, B, bytes] and blocks [N].
 
     Raises ShapeError, DtypeError, DeviceError, LayoutError.
     """

@@ -1,4 +1,4 @@
-"""Which implementation of each operation runs: chosen once, for one device, dtype, head_dim and block_size.
+"""Which implementation of each operation runs: chosen once, for one device, dtypes, head_dim and block_size.
 
 Owns the choice and its reasons; knows nothing of how an operation computes. Invariant: a backend asked for by
 name either runs every operation or raises; only "auto" falls back, and it says so once in the log and always
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paged_kernels import contracts, torch_impl
+from paged_kernels import contracts, fp8_pool, torch_impl
 
 _log = logging.getLogger(__name__)
 BACKENDS = ("auto", "torch", "triton", "cpu")
@@ -62,21 +62,27 @@ class Kernels:
 
 
 def select(
-    backend: str, device: torch.device | str, dtype: torch.dtype, head_dim: int, block_size: int
+    backend: str,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    pool_dtype: torch.dtype | None = None,
 ) -> Kernels:
-    """The kernels for a pool of this dtype, head_dim and block_size (tokens) on this device.
+    """The kernels for queries of this dtype, a head_dim and a block_size (tokens) on this device.
 
-    backend: one of BACKENDS; "cpu" compiles at its first use. Raises contracts.ArgumentError for values
+    backend: one of BACKENDS; "cpu" compiles at its first use. pool_dtype: the queries' (or None), or
+    fp8_pool.DTYPE. Raises contracts.ArgumentError for values
     outside every kernel's range, and contracts.BackendUnavailableError when a backend asked for by name
     cannot run here.
     """
-    device = torch.device(device)
-    _check_ranges(backend, dtype, head_dim, block_size)
+    device, pool_dtype = torch.device(device), pool_dtype or dtype
+    _check_ranges(backend, dtype, head_dim, block_size, pool_dtype)
     if backend == "torch":
         return _torch("asked for by name")
     if backend == "cpu" or (backend == "auto" and device.type == "cpu"):
-        return _cpu_or_torch(backend, device, dtype)
-    obstacle = _triton_obstacle(device, dtype)
+        return _cpu_or_torch(backend, device, dtype, pool_dtype)
+    obstacle = _triton_obstacle(device, dtype, pool_dtype)
     if backend == "triton":
         if obstacle:
             raise contracts.BackendUnavailableError(f"kernel backend triton cannot run: {obstacle}")
@@ -92,9 +98,11 @@ def choice_of(kernels: Kernels, op: str) -> Choice:
     return next(choice for choice in kernels.choices if choice.op == op)
 
 
-def _cpu_or_torch(backend: str, device: torch.device, dtype: torch.dtype) -> Kernels:
+def _cpu_or_torch(backend: str, device: torch.device, dtype: torch.dtype, pool_dtype: torch.dtype) -> Kernels:
     """The compiled CPU kernels; where they cannot run, the torch ones for "auto", an error by name."""
     try:
+        if pool_dtype != dtype:
+            raise contracts.BackendUnavailableError(f"it has no {pool_dtype} pool; torch has")
         return _cpu(device, dtype)
     except contracts.BackendUnavailableError as error:
         if backend == "cpu":
@@ -103,19 +111,23 @@ def _cpu_or_torch(backend: str, device: torch.device, dtype: torch.dtype) -> Ker
         return _torch(f"fallback: {error}")
 
 
-def _check_ranges(backend: str, dtype: torch.dtype, head_dim: int, block_size: int) -> None:
+def _check_ranges(
+    backend: str, dtype: torch.dtype, head_dim: int, block_size: int, pool_dtype: torch.dtype
+) -> None:
     if backend not in BACKENDS:
         raise contracts.ArgumentError(f"backend: {backend!r}, expected one of {', '.join(BACKENDS)}")
     if dtype not in contracts.FLOAT_DTYPES:
         raise contracts.DtypeError(f"dtype: {dtype}, expected one of {list(contracts.FLOAT_DTYPES)}")
+    if pool_dtype not in (dtype, fp8_pool.DTYPE):
+        raise contracts.DtypeError(f"pool_dtype: {pool_dtype}, expected {dtype} or {fp8_pool.DTYPE}")
     if not 1 <= head_dim <= contracts.MAX_HEAD_DIM:
         raise contracts.ShapeError(f"head_dim: {head_dim}, expected 1..{contracts.MAX_HEAD_DIM}")
     if not 1 <= block_size <= contracts.MAX_BLOCK_SIZE:
         raise contracts.ShapeError(f"block_size: {block_size}, expected 1..{contracts.MAX_BLOCK_SIZE}")
 
 
-def _triton_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why Triton cannot run for this device and dtype, or None."""
+def _triton_obstacle(device: torch.device, dtype: torch.dtype, pool_dtype: torch.dtype) -> str | None:
+    """Why Triton cannot run for this device and these dtypes, or None."""
     if importlib.util.find_spec("triton") is None:
         return "the triton package is not installed"
     if dtype not in _TRITON_DTYPES:
@@ -126,8 +138,10 @@ def _triton_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"it needs a CUDA device, not {device.type} (or TRITON_INTERPRET=1, for tests)"
     if not torch.cuda.is_available():
         return "PyTorch sees no CUDA device"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return f"it needs compute capability 8.0, {torch.cuda.get_device_name(device)} has less"
+    least = (8, 9) if pool_dtype == fp8_pool.DTYPE else (8, 0)
+    if torch.cuda.get_device_capability(device) < least:
+        name, needs = torch.cuda.get_device_name(device), ".".join(map(str, least))
+        return f"with a {pool_dtype} pool it needs compute capability {needs}, {name} has less"
     return None
 
 

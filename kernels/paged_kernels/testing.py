@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paged_kernels import torch_impl
+from paged_kernels import fp8_pool, torch_impl
 
 # ||out - reference|| / ||reference|| against float64, by dtype of the pool.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}
@@ -75,10 +75,13 @@ class Batch:
         return self.key, self.value, self.k_pool, self.v_pool, self.slot_mapping
 
 
-def make_batch(shape: Shape, dtype: torch.dtype, device: str, seed: int, beyond: int | None = None) -> Batch:
+def make_batch(
+    shape: Shape, dtype: torch.dtype, device: str, seed: int, beyond: int | None = None, fp8: bool = False
+) -> Batch:
     """Draw a batch: random blocks, NaN in every slot not yet stored, one padding token (slot -1) at the end.
 
     Unused block table entries hold `beyond`; None names a block of NaN (safe to read by mistake on a GPU).
+    fp8: the pools are of e4m3, and every row's heads differ in size by powers of ten.
     """
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     size, kv_heads, head_dim = shape.block_size, shape.kv_heads, shape.head_dim
@@ -96,6 +99,8 @@ def make_batch(shape: Shape, dtype: torch.dtype, device: str, seed: int, beyond:
             [ids[p // size] * size + p % size for p in range(context)], dtype=torch.int64
         )
         key, value = torch.randn((2, context, kv_heads, head_dim), generator=generator).to(dtype)
+        if fp8:
+            key, value = (_spread(x, generator) for x in (key, value))
         k_pool[row_slots[: context - queries]] = key[: context - queries]
         v_pool[row_slots[: context - queries]] = value[: context - queries]
         keys.append(key[context - queries :])
@@ -106,14 +111,16 @@ def make_batch(shape: Shape, dtype: torch.dtype, device: str, seed: int, beyond:
     poison = torch.full((1, kv_heads, head_dim), math.nan, dtype=dtype)
     lens = torch.tensor([0] + [queries for queries, _ in shape.rows])
     query = torch.randn((int(lens.sum()), kv_heads * shape.group, head_dim), generator=generator).to(dtype)
-    pool_shape = (blocks, size, kv_heads, head_dim)
+    pools = [pool.view(blocks, size, kv_heads, head_dim).to(device) for pool in (k_pool, v_pool)]
+    if fp8:
+        pools = [_as_fp8(pool) for pool in pools]
     return Batch(
         shape=shape,
         query=query.to(device),
         key=torch.cat([*keys, poison]).to(device),
         value=torch.cat([*values, poison]).to(device),
-        k_pool=k_pool.view(pool_shape).to(device),
-        v_pool=v_pool.view(pool_shape).to(device),
+        k_pool=pools[0],
+        v_pool=pools[1],
         slot_mapping=torch.cat([*slots, torch.tensor([-1])]).int().to(device),
         block_tables=tables.int().to(device),
         cu_query_lens=lens.cumsum(0).int().to(device),
@@ -123,14 +130,36 @@ def make_batch(shape: Shape, dtype: torch.dtype, device: str, seed: int, beyond:
     )
 
 
+def _spread(heads: Tensor, generator: torch.Generator) -> Tensor:
+    """Each head of each token [T, Hkv, D] times a number around 1; the first token's a thousandth."""
+    sizes = torch.empty(heads.shape[:2]).log_normal_(0, 0.5, generator=generator)
+    sizes[0] /= 1000
+    return (heads * sizes[..., None]).to(heads.dtype)
+
+
+def _as_fp8(pool: Tensor) -> Tensor:
+    """An e4m3 pool of the values of a plain one [B, bs, Hkv, D]; every bit set where that holds NaN."""
+    blocks, size, kv_heads, head_dim = pool.shape
+    layer = torch.full(
+        (blocks, fp8_pool.block_bytes(size, kv_heads, head_dim)), 255, dtype=torch.uint8, device=pool.device
+    )
+    made = fp8_pool.values_of(layer, size, kv_heads, head_dim)
+    used = ~pool[:, :, 0, 0].isnan().flatten()
+    slots = torch.arange(blocks * size, device=pool.device)[used]
+    fp8_pool.write_slots(made, slots, pool.flatten(0, 1)[used])
+    return made
+
+
 def naive_attention(batch: Batch) -> Tensor:
     """softmax(cap(scale * q k)) v, token by token and head by head, from the rows' own K and V.
 
-    Returns float64 [T, Hq, D] on the CPU.
+    Those of an e4m3 pool are what it makes of them. Returns float64 [T, Hq, D] on the CPU.
     """
     shape, query = batch.shape, batch.query.cpu().double()
     out, token = torch.zeros_like(query), 0
     for (queries, context), keys, values in zip(shape.rows, batch.row_keys, batch.row_values, strict=True):
+        if fp8_pool.is_fp8(batch.k_pool):
+            keys, values = (fp8_pool.dequantise(*fp8_pool.quantise(x), torch.float64) for x in (keys, values))
         for seen in range(context - queries + 1, context + 1):
             oldest = max(0, seen - shape.window) if shape.window else 0
             for head in range(shape.kv_heads * shape.group):
@@ -192,6 +221,15 @@ def gpu_cases(count: int, seed: int) -> list[tuple[Shape, torch.dtype, int]]:
     return cases
 
 
+def gpu_fp8_cases(count: int, seed: int) -> list[tuple[Shape, torch.dtype, int]]:
+    """The same for e4m3 pools; dtype: of the queries. One shape in eight keeps its window and its cap."""
+    cases = []
+    for number, (shape, dtype, batch_seed) in enumerate(gpu_cases(count, seed)):
+        plain = shape if number % 8 == 0 else replace(shape, window=0, softcap=0.0)
+        cases.append((plain, dtype, batch_seed))
+    return cases
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How one backend did on one batch: relative error against float64, and what was wrong, if anything."""
@@ -202,24 +240,40 @@ class Verdict:
 
 def judge(kernels: Any, batch: Batch) -> Verdict:
     """Store and attend with kernels (a dispatch.Kernels), output poisoned; compare with torch in float64."""
-    pools = batch.k_pool.clone(), batch.v_pool.clone()
+    pools = _copied(batch.k_pool), _copied(batch.v_pool)
     torch_impl.store_kvcache(batch.key, batch.value, *pools, batch.slot_mapping)
     kernels.store_kvcache(*batch.store_args)
     same = all(
-        torch.equal(ours.nan_to_num(6e4), theirs.nan_to_num(6e4))
+        torch.equal(_bits(ours), _bits(theirs))
         for ours, theirs in zip((batch.k_pool, batch.v_pool), pools, strict=True)
     )
     out = torch.full_like(batch.query, math.nan)
     kernels.paged_attention(*batch.attention_args, out, **batch.attention_options)
-    exact = replace(
-        batch, query=batch.query.double(), k_pool=batch.k_pool.double(), v_pool=batch.v_pool.double()
-    )
+    exact = replace(batch, query=batch.query.double())
+    if not fp8_pool.is_fp8(batch.k_pool):
+        exact = replace(exact, k_pool=batch.k_pool.double(), v_pool=batch.v_pool.double())
     reference = torch_impl.paged_attention(*exact.attention_args, **batch.attention_options)
     wrong = [] if same else ["store_kvcache left other slots than torch"]
     error = relative_error(out, reference)
     if not error < TOLERANCE[batch.query.dtype]:
         wrong.append(f"relative error {error:.2e}, {int(out.isnan().sum())} NaN of {out.numel()}")
     return Verdict(error, tuple(wrong))
+
+
+def _bits(pool: Tensor) -> Tensor:
+    """What is compared bit for bit: all bytes of an e4m3 pool, else the values, NaN as a number."""
+    return _all_bytes(pool) if fp8_pool.is_fp8(pool) else pool.nan_to_num(6e4)
+
+
+def _all_bytes(pool: Tensor) -> Tensor:
+    """The bytes [B, block_bytes] under an e4m3 pool, exponents too."""
+    return pool.view(torch.uint8).as_strided((pool.shape[0], pool.stride(0)), (pool.stride(0), 1))
+
+
+def _copied(pool: Tensor) -> Tensor:
+    if not fp8_pool.is_fp8(pool):
+        return pool.clone()
+    return fp8_pool.values_of(_all_bytes(pool).clone(), *pool.shape[1:])
 
 
 def relative_error(result: Tensor, reference: Tensor) -> float:

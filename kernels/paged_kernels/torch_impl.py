@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from paged_kernels import contracts
+from paged_kernels import contracts, fp8_pool
 
 _QUERIES_PER_TILE = 256
 _DECODE_TILE_SLOTS = 8192
+_READ_DTYPES = (torch.float32, torch.float64)
+"""What an e4m3 pool is read as: with fewer bits a value could round or overflow with its exponent."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ def store_kvcache(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, sl
 
     key, value [T, Hkv, D]; k_pool, v_pool [B, bs, Hkv, D], one layer of the pool, written in place;
     slot_mapping [T] int32 or int64, slot = block_id * block_size + offset, or -1 to skip the token. No two
-    tokens may share a slot. Raises contracts.ArgumentError; IndexError (CPU) for a slot outside the pool.
+    tokens may share a slot. A pool of e4m3 has its exponents behind each block (see fp8_pool). Raises
+    contracts.ArgumentError; IndexError (CPU) for a slot outside the pool.
     """
     contracts.check_store_kvcache(key, value, k_pool, v_pool, slot_mapping)
     slots = slot_mapping.long()
@@ -42,7 +45,10 @@ def store_kvcache(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, sl
     if not bool(keep.all()):
         slots, key, value = slots[keep], key[keep], value[keep]
     for source, pool in ((key, k_pool), (value, v_pool)):
-        _slots_of(pool).index_copy_(0, slots, source)
+        if fp8_pool.is_fp8(pool):
+            fp8_pool.write_slots(pool, slots, source)
+        else:
+            _slots_of(pool).index_copy_(0, slots, source)
 
 
 def paged_attention(
@@ -76,6 +82,10 @@ def paged_attention(
     )
     if out is None:
         out = query.new_zeros(query.shape)
+    if fp8_pool.is_fp8(k_pool) and query.dtype not in _READ_DTYPES:
+        wide = (query.float(), k_pool, v_pool, block_tables, cu_query_lens, context_lens)
+        sizes = (scale, max_query_len, max_context_len)
+        return out.copy_(paged_attention(*wide, *sizes, window=window, softcap=softcap))
     how = _Scores(scale, window, softcap)
     starts, contexts = cu_query_lens.tolist(), context_lens.tolist()
     decodes: list[int] = []
@@ -86,12 +96,12 @@ def paged_attention(
         elif end - start == 1 and how.plain:
             decodes.append(row)
         elif end > start:
-            keys, values = _gather(k_pool, v_pool, block_tables[row], context)
+            keys, values = _gather(k_pool, v_pool, block_tables[row], context, query.dtype)
             _attend_row(query[start:end], keys, values, how, out[start:end])
     for rows in _decode_tiles(decodes, contexts):
         first = rows[0]
         if len(rows) == 1:
-            keys, values = _gather(k_pool, v_pool, block_tables[first], contexts[first])
+            keys, values = _gather(k_pool, v_pool, block_tables[first], contexts[first], query.dtype)
             _attend_row(query[starts[first]][None], keys, values, how, out[starts[first]][None])
         else:
             _attend_decodes(query, k_pool, v_pool, block_tables, rows, starts, contexts, scale, out)
@@ -99,7 +109,7 @@ def paged_attention(
 
 
 def copy_blocks(kv_pool: Tensor, pairs: Tensor) -> None:
-    """Copy whole blocks in every layer of K and V; kv_pool [2, L, B, bs, H, D], pairs [N, 2] of (source,
+    """Copy whole blocks in every layer of K and V; kv_pool [2, L, B, ...], pairs [N, 2] of (source,
     destination).
 
     Destinations are distinct, and no block is both a source and a destination. Raises
@@ -112,7 +122,7 @@ def copy_blocks(kv_pool: Tensor, pairs: Tensor) -> None:
 
 
 def zero_blocks(kv_pool: Tensor, blocks: Tensor) -> None:
-    """Zero whole blocks in every layer of K and V; kv_pool [2, L, B, bs, H, D], blocks [N].
+    """Zero whole blocks in every layer of K and V; kv_pool [2, L, B, ...], blocks [N].
 
     Raises contracts.ArgumentError.
     """
@@ -136,17 +146,32 @@ def _sdpa_is_exact(query: Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype != torch.float64
 
 
-def _gather(k_pool: Tensor, v_pool: Tensor, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
+def _read_slots(pool: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, Hkv, D] of slots [N] int64; dtype: of the result, where the pool's own is e4m3."""
+    if fp8_pool.is_fp8(pool):
+        return fp8_pool.read_slots(pool, slots, dtype)
+    return _slots_of(pool).index_select(0, slots)
+
+
+def _read_blocks(pool: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N * block_size, Hkv, D] of blocks [N]; dtype as in `_read_slots`."""
+    if fp8_pool.is_fp8(pool):
+        return fp8_pool.read_blocks(pool, blocks, dtype)
+    return pool.index_select(0, blocks).flatten(0, 1)
+
+
+def _gather(
+    k_pool: Tensor, v_pool: Tensor, table: Tensor, context: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """K and V of one row's context as [Hkv, context, D], without the last block's unused slots."""
-    block_size, kv_heads, head_dim = k_pool.shape[1:]
+    block_size = k_pool.shape[1]
     if context * 2 < block_size:
         slots = torch.arange(context, device=table.device).add_(table[0] * block_size)
-        keys, values = _slots_of(k_pool).index_select(0, slots), _slots_of(v_pool).index_select(0, slots)
+        keys, values = _read_slots(k_pool, slots, dtype), _read_slots(v_pool, slots, dtype)
     else:
         held = table[: -(-context // block_size)]
-        shape = (held.shape[0] * block_size, kv_heads, head_dim)
-        keys = k_pool.index_select(0, held).view(shape)[:context]
-        values = v_pool.index_select(0, held).view(shape)[:context]
+        keys = _read_blocks(k_pool, held, dtype)[:context]
+        values = _read_blocks(v_pool, held, dtype)[:context]
     return keys.transpose(0, 1), values.transpose(0, 1)
 
 
@@ -260,8 +285,8 @@ def _attend_decodes(
     tables = block_tables.index_select(0, torch.tensor(rows, device=device))
     slots = tables.gather(1, used // block_size).long().mul_(block_size).add_(used % block_size).view(-1)
     shape = (len(rows), longest, kv_heads, head_dim)
-    keys = _slots_of(k_pool).index_select(0, slots).view(shape).transpose(1, 2)
-    values = _slots_of(v_pool).index_select(0, slots).view(shape).transpose(1, 2)
+    keys = _read_slots(k_pool, slots, query.dtype).view(shape).transpose(1, 2)
+    values = _read_slots(v_pool, slots, query.dtype).view(shape).transpose(1, 2)
     grouped = query.index_select(0, tokens).view(len(rows), kv_heads, -1, head_dim)
     hidden = (positions >= lengths)[:, None, None]
     if _sdpa_is_exact(query):

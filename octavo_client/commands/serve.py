@@ -23,6 +23,7 @@ from octavo_client.supervisor.supervisor import RestartPolicy, Supervisor
 _HELP = {
     "device": "auto, cpu or cuda",
     "dtype": "auto, float32, bfloat16, float16 or float64",
+    "kv-cache-dtype": "auto, or fp8_e4m3 for twice the KV blocks",
     "num-blocks": "blocks of the KV pool; default: what fits into the memory",
     "block-size": "tokens a block (16)",
     "gpu-memory-utilization": "share of the device's memory to use (0.9)",

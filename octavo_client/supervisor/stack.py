@@ -30,6 +30,7 @@ _LONGEST_SOCKET_PATH = 100
 WORKER_FLAGS = (
     "device",
     "dtype",
+    "kv-cache-dtype",
     "num-blocks",
     "block-size",
     "gpu-memory-utilization",

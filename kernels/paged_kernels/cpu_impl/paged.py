@@ -10,7 +10,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from paged_kernels import contracts
+from paged_kernels import contracts, fp8_pool
 from paged_kernels.cpu_impl import library
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -19,6 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 def store_kvcache(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slot_mapping: Tensor) -> None:
     """As torch_impl.store_kvcache. Raises contracts.ArgumentError; IndexError for a slot outside the pool."""
     contracts.check_store_kvcache(key, value, k_pool, v_pool, slot_mapping)
+    _refuse_fp8(k_pool)
     slots = slot_mapping.contiguous()
     arguments = library.Store(
         key=key.data_ptr(),
@@ -69,6 +70,7 @@ def paged_attention(
         *(query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, max_query_len, max_context_len),
         *(out, window, softcap),
     )
+    _refuse_fp8(k_pool)
     if query.dtype not in DTYPES:
         raise contracts.DtypeError(f"query: dtype {query.dtype}, expected float32 or bfloat16")
     if out is None:
@@ -104,6 +106,11 @@ def paged_attention(
     if library.load().call["paged_attention"](ctypes.byref(arguments), query.dtype == torch.bfloat16):
         raise IndexError(f"block_tables: a block is not in 0..{k_pool.shape[0] - 1}")
     return out
+
+
+def _refuse_fp8(k_pool: Tensor) -> None:
+    if fp8_pool.is_fp8(k_pool):
+        raise contracts.DtypeError(f"k_pool: dtype {k_pool.dtype}, expected that of the query")
 
 
 def _check_bounds(starts: Tensor, contexts: Tensor, tokens: int, max_context_len: int) -> None:

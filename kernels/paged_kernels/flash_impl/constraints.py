@@ -21,7 +21,7 @@ _HEAD_DIM_STEP = 8
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """A model's attention over one pool. windows: layers that see a part of the context only; capability: of
-    the device, (0, 0) where it is no CUDA device. dtype is the pool's.
+    the device, (0, 0) where it is no CUDA device. dtype is the pool's; query_dtype None: the same.
     """
 
     dtype: torch.dtype
@@ -32,6 +32,7 @@ class AttentionShape:
     windows: int
     softcap: float
     capability: tuple[int, int]
+    query_dtype: torch.dtype | None = None
 
 
 def flash2_obstacle(shape: AttentionShape) -> str:

@@ -1,26 +1,26 @@
 # mypy: disable-error-code="no-untyped-def, misc, untyped-decorator, no-any-return"
-"""The device side of paged attention: one kernel for rows of any length, and one that joins split contexts.
+"""The device side of paged attention: one kernel for rows of any length.
 
 Owns the arithmetic on the device: online softmax over tiles of keys (FlashAttention, arXiv 2205.14135), keys
-and values found through block tables (PagedAttention, arXiv 2309.06180), long contexts cut in splits that are
-joined afterwards (Flash-Decoding, Dao, Haziza, Massa, Sizov 2023). Knows nothing of launch shapes, which
-paged_attention.py chooses. Invariant: a slot at or past the end of a row's context is never loaded, so
-whatever it holds cannot reach a result.
+and values found through block tables (PagedAttention, arXiv 2309.06180). Knows nothing of launch shapes,
+which paged_attention.py chooses, nor of how splits are joined (join_kernel.py). Invariant: a slot at or past
+the end of a row's context is never loaded, so whatever it holds cannot reach a result.
 """
 
 import triton
 import triton.language as tl
 
+from paged_kernels.triton_impl import fp8
+
 # Arguments that change from call to call and must not cause a new compilation.
-_CALL_ARGUMENTS = [
+CALL_ARGUMENTS = [
     *("num_rows", "kv_heads", "group", "min_len", "max_len", "splits", "min_split_tiles", "window"),
     *("block_size", "block_magic", "block_shift", "table_stride"),
 ]
-_JOIN_ARGUMENTS = _CALL_ARGUMENTS[:8]
 
 
 @triton.jit
-def _find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile: tl.constexpr):
+def find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile: tl.constexpr):
     """The row and the tile's number in it. Row r's tiles start at cu_query_lens[r] // tile_tokens + r."""
     row = tile
     number = tile * 0
@@ -38,7 +38,7 @@ def _find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile: tl.constexp
 
 
 @triton.jit
-def _first_key(start_position, window, block_n: tl.constexpr, windowed: tl.constexpr):
+def first_key(start_position, window, block_n: tl.constexpr, windowed: tl.constexpr):
     """Where the key tiles of a tile of queries begin: the first tile that its first query sees."""
     key = start_position * 0
     if windowed:
@@ -47,7 +47,7 @@ def _first_key(start_position, window, block_n: tl.constexpr, windowed: tl.const
 
 
 @triton.jit
-def _split_tiles(begin, end, splits, min_split_tiles, block_n: tl.constexpr):
+def split_tiles(begin, end, splits, min_split_tiles, block_n: tl.constexpr):
     """Key tiles of one split and how many splits have work, for keys begin..end."""
     tiles = tl.cdiv(end - begin, block_n)
     each = tl.maximum(tl.cdiv(tiles, splits), min_split_tiles)
@@ -56,20 +56,45 @@ def _split_tiles(begin, end, splits, min_split_tiles, block_n: tl.constexpr):
 
 # fmt: off
 @triton.jit
+def _find_slots(
+    start, end, table, block_size, block_magic, block_shift, block_n: tl.constexpr, masked: tl.constexpr
+):
+    """Of positions start..start + block_n: the block, 64-bit, and the offset in it."""
+    positions = start + tl.arange(0, block_n)
+    index = ((positions.to(tl.int64) * block_magic) >> block_shift).to(tl.int32)
+    if masked:
+        block = tl.load(table + index, mask=positions < end, other=0).to(tl.int64)
+    else:
+        block = tl.load(table + index).to(tl.int64)
+    return block, positions - index * block_size
+
+
+@triton.jit
+def _load_scales(
+    start, end, block, offset, k_exponents, v_exponents, block_stride,
+    block_n: tl.constexpr, masked: tl.constexpr,
+):
+    """The powers of two of keys and values of those slots, [block_n] float32, zeros from end on."""
+    at = block * block_stride + offset
+    if masked:
+        used = start + tl.arange(0, block_n) < end
+        keys = tl.load(k_exponents + at, mask=used, other=0)
+        values = tl.load(v_exponents + at, mask=used, other=0)
+    else:
+        keys = tl.load(k_exponents + at)
+        values = tl.load(v_exponents + at)
+    return fp8.power_of_two(keys), fp8.power_of_two(values)
+
+
+@triton.jit
 def _load_keys_values(
-    start, end, table, k_head, v_head, block_size, block_magic, block_shift, block_stride, slot_stride,
+    start, end, block, offset, k_head, v_head, block_stride, slot_stride,
     head_dim: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
 ):
     """Keys and values of positions start..start + block_n as [block_n, block_d], zeros from end on."""
-    positions = start + tl.arange(0, block_n)
     dims = tl.arange(0, block_d)
-    used = positions < end
-    index = ((positions.to(tl.int64) * block_magic) >> block_shift).to(tl.int32)
-    if masked:
-        block = tl.load(table + index, mask=used, other=0).to(tl.int64)
-    else:
-        block = tl.load(table + index).to(tl.int64)
-    slot_offset = block * block_stride + (positions - index * block_size) * slot_stride
+    used = start + tl.arange(0, block_n) < end
+    slot_offset = block * block_stride + offset * slot_stride
     offsets = slot_offset[:, None] + dims[None, :]
     if masked:
         mask = used[:, None] & (dims < head_dim)[None, :]
@@ -87,20 +112,29 @@ def _load_keys_values(
 
 @triton.jit
 def _attend_tile(
-    acc, peak, total, query, query_positions, start, end, table, k_head, v_head,
-    block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2, cap_log2, window,
+    acc, peak, total, unit, query, line_scale, query_positions, start, end, table,
+    k_head, v_head, k_exponents, v_exponents,
+    block_size, block_magic, block_shift, block_stride, slot_stride, cap_log2, window,
     head_dim: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
-    precision: tl.constexpr, upcast: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
+    precision: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
 ):
-    """One step of the online softmax: keys start..start + block_n; those from end on are unused slots."""
+    """One step of the online softmax: keys start..start + block_n; those from end on are unused slots.
+
+    scaled: the values' powers of two go into the weights, over the greatest of them so far, which is acc's
+    unit; so weights stay within 0..1, and all products are of exact factors.
+    """
+    block, offset = _find_slots(start, end, table, block_size, block_magic, block_shift, block_n, masked)
     keys, values = _load_keys_values(
-        start, end, table, k_head, v_head, block_size, block_magic, block_shift, block_stride, slot_stride,
+        start, end, block, offset, k_head, v_head, block_stride, slot_stride,
         head_dim, block_n, block_d, masked,
     )
-    if upcast:
-        keys = keys.to(tl.float32)
-        values = values.to(tl.float32)
-    scores = tl.dot(query, tl.trans(keys), input_precision=precision) * scale_log2
+    keys, values = keys.to(query.dtype), values.to(query.dtype)
+    scores = tl.dot(query, tl.trans(keys), input_precision=precision) * line_scale
+    if scaled:
+        k_scales, v_scales = _load_scales(
+            start, end, block, offset, k_exponents, v_exponents, block_stride, block_n, masked
+        )
+        scores = scores * k_scales[None, :]
     if capped:  # cap * tanh(x), in base 2; x is the scaled score over the cap
         scores = cap_log2 - 2 * cap_log2 / (tl.exp2(scores * 2.8853900817779268) + 1)
     if masked:
@@ -114,45 +148,76 @@ def _attend_tile(
     weights = tl.exp2(scores - base[:, None])
     keep = tl.exp2(peak - base)
     total = total * keep + tl.sum(weights, 1)
+    if scaled:
+        new_unit = tl.maximum(unit, tl.max(v_scales, 0))
+        weights = weights * (v_scales / new_unit)[None, :]
+        keep = keep * (unit / new_unit)
+        unit = new_unit
     acc = tl.dot(weights.to(values.dtype), values, acc * keep[:, None], input_precision=precision)
-    return acc, new_peak, total
+    return acc, new_peak, total, unit
 
 
 @triton.jit
 def _attend_span(
-    query, query_positions, low, unmasked, high, end, table, k_head, v_head,
-    block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2, cap_log2, window,
+    query, line_scale, query_positions, low, unmasked, high, end, table,
+    k_head, v_head, k_exponents, v_exponents,
+    block_size, block_magic, block_shift, block_stride, slot_stride, cap_log2, window,
     head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
-    precision: tl.constexpr, upcast: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
+    precision: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
 ):
     """Keys low..high; up to unmasked every line sees all of them. Returns (average, log2-sum-exp2)."""
     acc = tl.zeros([block_m, block_d], dtype=tl.float32)
     peak = tl.full([block_m], float("-inf"), dtype=tl.float32)
     total = tl.zeros([block_m], dtype=tl.float32)
+    unit = fp8.power_of_two(low * 0 + 1)
     for start in tl.range(low, unmasked, block_n):
-        acc, peak, total = _attend_tile(
-            acc, peak, total, query, query_positions, start, end, table, k_head, v_head,
-            block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2, cap_log2, window,
-            head_dim, block_n, block_d, False, precision, upcast, windowed, capped,
+        acc, peak, total, unit = _attend_tile(
+            acc, peak, total, unit, query, line_scale, query_positions, start, end, table,
+            k_head, v_head, k_exponents, v_exponents,
+            block_size, block_magic, block_shift, block_stride, slot_stride, cap_log2, window,
+            head_dim, block_n, block_d, False, precision, windowed, capped, scaled,
         )
     for start in tl.range(unmasked, high, block_n):
-        acc, peak, total = _attend_tile(
-            acc, peak, total, query, query_positions, start, end, table, k_head, v_head,
-            block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2, cap_log2, window,
-            head_dim, block_n, block_d, True, precision, upcast, windowed, capped,
+        acc, peak, total, unit = _attend_tile(
+            acc, peak, total, unit, query, line_scale, query_positions, start, end, table,
+            k_head, v_head, k_exponents, v_exponents,
+            block_size, block_magic, block_shift, block_stride, slot_stride, cap_log2, window,
+            head_dim, block_n, block_d, True, precision, windowed, capped, scaled,
         )
-    return acc / tl.where(total == 0.0, 1.0, total)[:, None], peak + tl.log2(total)
+    divisor = tl.where(total == 0.0, 1.0, total)
+    if scaled:
+        divisor = divisor / unit
+    return acc / divisor[:, None], peak + tl.log2(total)
 
 
-@triton.jit(do_not_specialize=_CALL_ARGUMENTS)
+@triton.jit
+def _load_query(source, mask, scale_log2, upcast: tl.constexpr, scaled: tl.constexpr):
+    """Lines [m, d] for the product, and what their scores are to be multiplied by.
+
+    scaled: float16, which holds every e4m3 value, over a power of two for each line, so that no number of
+    bfloat16 is lost.
+    """
+    queries, line_scale = tl.load(source, mask=mask, other=0.0), scale_log2
+    if upcast:
+        queries = queries.to(tl.float32)
+    elif scaled:
+        wide = queries.to(tl.float32)
+        greatest = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True) >> 23
+        exponents = tl.minimum(tl.maximum(greatest, 1), 253)
+        queries = (wide * fp8.power_of_two(254 - exponents)[:, None]).to(tl.float16)
+        line_scale = (fp8.power_of_two(exponents) * scale_log2)[:, None]
+    return queries, line_scale
+
+
+@triton.jit(do_not_specialize=CALL_ARGUMENTS)
 def attention_kernel(
-    out, partial, partial_lse, query, k_pool, v_pool, block_tables, cu_query_lens, context_lens,
-    scale_log2, cap_log2, num_rows, kv_heads, group, min_len, max_len, splits, min_split_tiles, window,
-    block_size, block_magic, block_shift, block_stride, slot_stride, head_stride, table_stride,
+    out, partial, partial_lse, query, k_pool, v_pool, k_exponents, v_exponents, block_tables, cu_query_lens,
+    context_lens, scale_log2, cap_log2, num_rows, kv_heads, group, min_len, max_len, splits, min_split_tiles,
+    window, block_size, block_magic, block_shift, block_stride, slot_stride, head_stride, table_stride,
     query_token_stride, query_head_stride, out_token_stride, out_head_stride,
     head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
     one_tile: tl.constexpr, precision: tl.constexpr, upcast: tl.constexpr, overlap: tl.constexpr,
-    windowed: tl.constexpr, capped: tl.constexpr,
+    windowed: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
 ):
     """One tile of queries of one row (all query heads of one KV head) over one split of the row's keys.
 
@@ -166,7 +231,7 @@ def attention_kernel(
     if not one_tile:  # the last tiles see most keys: start them first
         tile = tl.num_programs(0) // kv_heads - 1 - tile
     tile_tokens = block_m // group
-    row, number = _find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile)
+    row, number = find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile)
     first_token = tl.load(cu_query_lens + row)
     query_len = tl.load(cu_query_lens + row + 1) - first_token
     first = number * tile_tokens
@@ -175,8 +240,8 @@ def attention_kernel(
     context = tl.load(context_lens + row)
     start_position = context - query_len + first
     end = tl.minimum(start_position + tile_tokens, context)
-    begin = _first_key(start_position, window, block_n, windowed)
-    each, active = _split_tiles(begin, end, splits, min_split_tiles, block_n)
+    begin = first_key(start_position, window, block_n, windowed)
+    each, active = split_tiles(begin, end, splits, min_split_tiles, block_n)
     if split >= active:
         return
     lines, dims = tl.arange(0, block_m), tl.arange(0, block_d)
@@ -185,86 +250,24 @@ def attention_kernel(
     mask = line_mask[:, None] & (dims < head_dim)[None, :]
     heads, rows = head * group + lines % group, (first_token + tokens).to(tl.int64)
     offsets = (rows * query_token_stride + heads * query_head_stride)[:, None] + dims[None, :]
-    dtype: tl.constexpr = tl.float32 if upcast else query.dtype.element_ty
-    queries = tl.load(query + offsets, mask=mask, other=0.0).to(dtype)
+    queries, line_scale = _load_query(query + offsets, mask, scale_log2, upcast, scaled)
     low = begin + split * each * block_n
     high = tl.minimum(low + each * block_n, end)
     seen_by_all = 0 if windowed else (start_position + 1) // block_n * block_n
     unmasked = tl.maximum(tl.minimum(high, seen_by_all), low)
     result, lse = _attend_span(
-        queries, start_position + lines // group, low, unmasked, high, end,
+        queries, line_scale, start_position + lines // group, low, unmasked, high, end,
         block_tables + row.to(tl.int64) * table_stride,
         k_pool + head.to(tl.int64) * head_stride, v_pool + head.to(tl.int64) * head_stride,
-        block_size, block_magic, block_shift, block_stride, slot_stride, scale_log2, cap_log2, window,
-        head_dim, block_m, block_n, block_d, precision, upcast, windowed, capped,
+        k_exponents + head * block_size, v_exponents + head * block_size,
+        block_size, block_magic, block_shift, block_stride, slot_stride, cap_log2, window,
+        head_dim, block_m, block_n, block_d, precision, windowed, capped, scaled,
     )
     if active == 1:
-        offsets = (rows * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]
-        tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
+        into = out + (rows * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]
+        tl.store(into, result.to(out.dtype.element_ty), mask=mask)
     else:
         base = ((tile.to(tl.int64) * kv_heads + head) * splits + split) * block_m
         tl.store(partial + (base + lines)[:, None] * head_dim + dims[None, :], result, mask=mask)
         tl.store(partial_lse + base + lines, lse, mask=line_mask)
-
-
-@triton.jit
-def _join_line(
-    partial, partial_lse, base, line, active,
-    head_dim: tl.constexpr, block_m: tl.constexpr, block_d: tl.constexpr, block_s: tl.constexpr,
-):
-    """The average of one line's splits, weighted by exp2 of their log2-sum-exp2: [block_d]."""
-    dims = tl.arange(0, block_d)
-    acc = tl.zeros([block_d], dtype=tl.float32)
-    peak = tl.full([1], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([1], dtype=tl.float32)
-    for start in range(0, active, block_s):
-        parts = start + tl.arange(0, block_s)
-        lines = (base + parts) * block_m + line
-        lse = tl.load(partial_lse + lines, mask=parts < active, other=float("-inf"))
-        mask = (parts < active)[:, None] & (dims < head_dim)[None, :]
-        values = tl.load(partial + lines[:, None] * head_dim + dims[None, :], mask=mask, other=0.0)
-        new_peak = tl.maximum(peak, tl.max(lse, 0))
-        floor = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(lse - floor)
-        keep = tl.exp2(peak - floor)
-        total = total * keep + tl.sum(weights, 0)
-        acc = acc * keep + tl.sum(weights[:, None] * values, 0)
-        peak = new_peak
-    return acc / tl.where(total == 0.0, 1.0, total)
-
-
-@triton.jit(do_not_specialize=_JOIN_ARGUMENTS)
-def join_kernel(
-    out, partial, partial_lse, cu_query_lens, context_lens,
-    num_rows, kv_heads, group, min_len, max_len, splits, min_split_tiles, window,
-    out_token_stride, out_head_stride,
-    head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
-    block_s: tl.constexpr, one_tile: tl.constexpr, overlap: tl.constexpr, windowed: tl.constexpr,
-):
-    """Join the splits that attention_kernel wrote for one line. Grid (tiles * kv_heads, lines a tile)."""
-    if overlap:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    tile, head, line = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads, tl.program_id(1)
-    tile_tokens = block_m // group
-    row, number = _find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile)
-    first_token = tl.load(cu_query_lens + row)
-    query_len = tl.load(cu_query_lens + row + 1) - first_token
-    first = number * tile_tokens
-    token = first + line // group
-    if (query_len < min_len) | (query_len > max_len) | (token >= query_len):
-        return
-    context = tl.load(context_lens + row)
-    start_position = context - query_len + first
-    end = tl.minimum(start_position + tile_tokens, context)
-    begin = _first_key(start_position, window, block_n, windowed)
-    _, active = _split_tiles(begin, end, splits, min_split_tiles, block_n)
-    if active == 1:
-        return
-    base = (tile.to(tl.int64) * kv_heads + head) * splits
-    result = _join_line(partial, partial_lse, base, line, active, head_dim, block_m, block_d, block_s)
-    dims = tl.arange(0, block_d)
-    offset = (first_token + token).to(tl.int64) * out_token_stride
-    offset += (head * group + line % group) * out_head_stride
-    tl.store(out + offset + dims, result.to(out.dtype.element_ty), mask=dims < head_dim)
 # fmt: on

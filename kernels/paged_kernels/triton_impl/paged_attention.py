@@ -1,6 +1,7 @@
 """paged_attention on Triton: chooses tiles, splits and launches from what the host already knows.
 
-Owns launch shapes; knows nothing of the arithmetic, which is in attention_kernel.py. Invariant: every row is
+Owns launch shapes; knows nothing of the arithmetic, which is in attention_kernel.py and
+join_kernel.py. Invariant: every row is
 attended by exactly one launch, and launch shapes depend on shapes and on max_query_len and max_context_len
 only.
 """
@@ -15,8 +16,9 @@ import triton
 from torch import Tensor
 
 from paged_kernels import contracts
-from paged_kernels.triton_impl import machine
-from paged_kernels.triton_impl.attention_kernel import attention_kernel, join_kernel
+from paged_kernels.triton_impl import fp8, machine
+from paged_kernels.triton_impl.attention_kernel import attention_kernel
+from paged_kernels.triton_impl.join_kernel import join_kernel
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _LOG2_E = math.log2(math.e)
@@ -174,6 +176,7 @@ class _Call:
     def launch(self, tile: Tile, count: int, min_len: int, max_len: int, one_tile: bool) -> None:
         """Attend the rows of min_len..max_len queries with count tiles, then join what was split."""
         query, pool, out = self.query, self.k_pool, self.out
+        pools = fp8.Pools.of(pool, self.v_pool)
         kv_heads, head_dim = pool.shape[2:]
         group = query.shape[1] // kv_heads
         units, overlap = machine.units(query.device), machine.overlaps(query.device)
@@ -196,6 +199,8 @@ class _Call:
             query,
             pool,
             self.v_pool,
+            pools.k_exponents,
+            pools.v_exponents,
             self.block_tables,
             self.cu_query_lens,
             self.context_lens,
@@ -215,10 +220,11 @@ class _Call:
             block_d,
             one_tile,
             "ieee",
-            INTERPRETED,
+            INTERPRETED or (pools.scaled and query.dtype == torch.float32),
             overlap,
             self.window > 0,
             self.softcap > 0,
+            pools.scaled,
             num_warps=tile.warps,
             num_stages=tile.stages,
             **machine.launch_options(overlap),

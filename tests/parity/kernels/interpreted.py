@@ -10,7 +10,8 @@ import math
 import torch
 
 from paged_kernels import dispatch, torch_impl
-from paged_kernels.testing import Shape, make_batch, naive_attention, relative_error
+from paged_kernels.fp8_pool import DTYPE
+from paged_kernels.testing import Shape, judge, make_batch, naive_attention, relative_error
 
 SHAPES = {
     "decodes": Shape(4, 2, 2, 16, ((1, 1), (1, 9), (1, 70))),
@@ -26,6 +27,7 @@ SHAPES = {
     "split window, cap": Shape(16, 1, 2, 16, ((1, 900), (20, 700)), window=500, softcap=3.0),
     "cap": Shape(16, 2, 2, 16, ((1, 90), (25, 80)), softcap=2.0),
 }
+FP8 = ("decodes", "mixed, block 1", "block 4096", "17 query heads", "split decode", "split window, cap")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -39,6 +41,10 @@ def attention_errors() -> dict[str, float]:
             out = torch.full_like(batch.query, math.nan)
             kernels.paged_attention(*batch.attention_args, out, **batch.attention_options)
             errors[f"{dtype_name} {name}"] = relative_error(out, naive_attention(batch))
+        if name in FP8:
+            kernels = dispatch.select("triton", "cpu", torch.float32, shape.head_dim, shape.block_size, DTYPE)
+            verdict = judge(kernels, make_batch(shape, torch.float32, "cpu", seed, fp8=True))
+            errors[f"float32-fp8 {name}"] = math.inf if verdict.wrong else verdict.error
     return errors
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 import transformers
 
+from gpu_worker.announcement import fingerprint
 from gpu_worker.config import Settings, read_settings
 from gpu_worker.errors import ModelError, SettingsError
-from gpu_worker.loading import examine, fingerprint, load
+from gpu_worker.loading import examine, load
 from gpu_worker.models import self_check
 from gpu_worker.models.attention_hook import AttentionCall
 from gpu_worker.models.decoder import Decoder
