@@ -6,7 +6,7 @@ sequence and no launch. Invariant: what a token leaves in the pool depends on it
 a value comes out exactly as it lies there: both conversions are without rounding but the one to e4m3.
 
 A block of one layer of K or V is one run of bytes: values [block_size, kv_heads, head_dim], then exponents
-[kv_heads, block_size], then padding to whole 16 bytes. So copies, zeros and swaps move the exponents along.
+[kv_heads, block_size], each padded to whole 16 bytes. So copies, zeros and swaps move the exponents along.
 """
 
 import torch
@@ -21,8 +21,12 @@ _LEAST_EXPONENT = 1
 
 def block_bytes(block_size: int, kv_heads: int, head_dim: int) -> int:
     """Bytes of K (or V) of one block in one layer."""
-    used = block_size * kv_heads * (head_dim + 1)
-    return -(-used // _ALIGNMENT) * _ALIGNMENT
+    heads = block_size * kv_heads
+    return _aligned(heads * head_dim) + _aligned(heads)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGNMENT) * _ALIGNMENT
 
 
 def values_of(layer: Tensor, block_size: int, kv_heads: int, head_dim: int) -> Tensor:
@@ -50,9 +54,17 @@ def has_exponents(pool: Tensor) -> bool:
 def exponents_of(pool: Tensor) -> Tensor:
     """The exponents uint8 [B, kv_heads, block_size] behind values [B, bs, Hkv, D], a view."""
     blocks, block_size, kv_heads, head_dim = pool.shape
-    first = pool.storage_offset() + block_size * kv_heads * head_dim
+    first = pool.storage_offset() + _aligned(block_size * kv_heads * head_dim)
     strides = (pool.stride(0), block_size, 1)
     return pool.view(torch.uint8).as_strided((blocks, kv_heads, block_size), strides, first)
+
+
+def exponent_words_of(pool: Tensor) -> Tensor:
+    """The same and their padding as int32 [B, words], four to a word, little end first: what devices load."""
+    blocks, block_size, kv_heads, head_dim = pool.shape
+    first = pool.storage_offset() + _aligned(block_size * kv_heads * head_dim)
+    shape = (blocks, _aligned(block_size * kv_heads))
+    return pool.view(torch.uint8).as_strided(shape, (pool.stride(0), 1), first).view(torch.int32)
 
 
 def quantise(values: Tensor) -> tuple[Tensor, Tensor]:

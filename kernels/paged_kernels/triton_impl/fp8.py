@@ -53,10 +53,9 @@ def to_e4m3(values, exponents):
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """One layer's K and V as kernels take them: values and, where scaled, their exponents [B, Hkv, bs].
+    """One layer's K and V as kernels take them to write: values and, where scaled, exponents, all as bytes.
 
-    k_bytes, v_bytes: to write to, e4m3 as bytes. Not scaled: the exponents stand for nothing, and all are the
-    pools themselves.
+    Not scaled: the exponents stand for nothing, and all are the pools themselves.
     """
 
     k_bytes: Tensor
@@ -71,3 +70,10 @@ class Pools:
             return cls(k_pool, v_pool, k_pool, v_pool, False)
         k_exponents, v_exponents = fp8_pool.exponents_of(k_pool), fp8_pool.exponents_of(v_pool)
         return cls(k_pool.view(torch.uint8), v_pool.view(torch.uint8), k_exponents, v_exponents, True)
+
+
+def exponent_words(k_pool: Tensor, v_pool: Tensor) -> tuple[Tensor, Tensor]:
+    """The exponents of K and V as kernels take them to read; of pools without, the pools themselves."""
+    if not fp8_pool.is_fp8(k_pool):
+        return k_pool, v_pool
+    return fp8_pool.exponent_words_of(k_pool), fp8_pool.exponent_words_of(v_pool)

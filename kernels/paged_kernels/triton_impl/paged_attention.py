@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from paged_kernels import contracts
+from paged_kernels import contracts, fp8_pool
 from paged_kernels.triton_impl import fp8, machine
 from paged_kernels.triton_impl.attention_kernel import attention_kernel
 from paged_kernels.triton_impl.join_kernel import join_kernel
@@ -176,7 +176,7 @@ class _Call:
     def launch(self, tile: Tile, count: int, min_len: int, max_len: int, one_tile: bool) -> None:
         """Attend the rows of min_len..max_len queries with count tiles, then join what was split."""
         query, pool, out = self.query, self.k_pool, self.out
-        pools = fp8.Pools.of(pool, self.v_pool)
+        scaled = fp8_pool.is_fp8(pool)
         kv_heads, head_dim = pool.shape[2:]
         group = query.shape[1] // kv_heads
         units, overlap = machine.units(query.device), machine.overlaps(query.device)
@@ -199,8 +199,7 @@ class _Call:
             query,
             pool,
             self.v_pool,
-            pools.k_exponents,
-            pools.v_exponents,
+            *fp8.exponent_words(pool, self.v_pool),
             self.block_tables,
             self.cu_query_lens,
             self.context_lens,
@@ -220,11 +219,11 @@ class _Call:
             block_d,
             one_tile,
             "ieee",
-            INTERPRETED or (pools.scaled and query.dtype == torch.float32),
+            INTERPRETED or (scaled and query.dtype == torch.float32),
             overlap,
             self.window > 0,
             self.softcap > 0,
-            pools.scaled,
+            scaled,
             num_warps=tile.warps,
             num_stages=tile.stages,
             **machine.launch_options(overlap),

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from gpu_worker import cpu_choice, host
+from gpu_worker.announcement import fingerprint
 from gpu_worker.config import Settings, read_settings
 from gpu_worker.errors import SettingsError
-from gpu_worker.loading import examine, fingerprint, load
+from gpu_worker.loading import examine, load
 from gpu_worker.models.cpu_decoder import CpuDecoder
 from gpu_worker.models.decoder import Decoder
 from paged_kernels.contracts import BackendUnavailableError
