@@ -70,41 +70,21 @@ def _find_slots(
 
 
 @triton.jit
-def _load_scales(
-    start, end, block, place, k_exponents, v_exponents, block_stride,
-    block_n: tl.constexpr, masked: tl.constexpr,
-):
-    """The powers of two of keys and values of those places, [block_n] float32, zeros from end on.
-
-    Exponents are loaded as words of four, for fewer bytes at once would not be fetched ahead.
-    """
-    word, shift = block * (block_stride // 4) + place // 4, place % 4 * 8
-    if masked:
-        used = start + tl.arange(0, block_n) < end
-        keys = tl.load(k_exponents + word, mask=used, other=0)
-        values = tl.load(v_exponents + word, mask=used, other=0)
-    else:
-        keys = tl.load(k_exponents + word)
-        values = tl.load(v_exponents + word)
-    return fp8.power_of_two(keys >> shift & 0xFF), fp8.power_of_two(values >> shift & 0xFF)
-
-
-@triton.jit
 def _load_keys_values(
     start, end, block, offset, k_head, v_head, block_stride, slot_stride,
-    head_dim: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
+    columns: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr, masked: tl.constexpr,
 ):
-    """Keys and values of positions start..start + block_n as [block_n, block_d], zeros from end on."""
-    dims = tl.arange(0, block_d)
+    """Keys and values of positions start..start + block_n as [block_n, block_c], zeros from end on."""
+    dims = tl.arange(0, block_c)
     used = start + tl.arange(0, block_n) < end
     slot_offset = block * block_stride + offset * slot_stride
     offsets = slot_offset[:, None] + dims[None, :]
     if masked:
-        mask = used[:, None] & (dims < head_dim)[None, :]
+        mask = used[:, None] & (dims < columns)[None, :]
         keys = tl.load(k_head + offsets, mask=mask, other=0.0)
         values = tl.load(v_head + offsets, mask=mask, other=0.0)
-    elif head_dim < block_d:
-        mask = (dims < head_dim)[None, :]
+    elif columns < block_c:
+        mask = (dims < columns)[None, :]
         keys = tl.load(k_head + offsets, mask=mask, other=0.0)
         values = tl.load(v_head + offsets, mask=mask, other=0.0)
     else:
@@ -115,30 +95,35 @@ def _load_keys_values(
 
 @triton.jit
 def _attend_tile(
-    acc, peak, total, unit, query, line_scale, query_positions, start, end, table,
+    acc, odd, peak, total, unit, query, odd_query, line_scale, query_positions, start, end, table,
     k_head, v_head, k_exponents, v_exponents, first_exponent,
-    block_size, block_magic, block_shift, block_stride, slot_stride, cap_log2, window,
-    head_dim: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr, masked: tl.constexpr,
-    precision: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
+    block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
+    columns: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr, masked: tl.constexpr,
+    precision: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
+    scaled: tl.constexpr, paired: tl.constexpr,
 ):
     """One step of the online softmax: keys start..start + block_n; those from end on are unused slots.
 
-    scaled: the values' powers of two go into the weights, over the greatest of them so far, which is acc's
-    unit; so weights stay within 0..1, and all products are of exact factors.
+    scaled: the values' powers of two go into the weights, over the greatest of them so far, whose exponent is
+    acc's unit; so weights stay within 0..1, and all products are of exact factors. paired: see fp8.py.
     """
     block, offset = _find_slots(start, end, table, block_size, block_magic, block_shift, block_n, masked)
     keys, values = _load_keys_values(
         start, end, block, offset, k_head, v_head, block_stride, slot_stride,
-        head_dim, block_n, block_d, masked,
+        columns, block_n, block_c, masked,
     )
-    keys, values = keys.to(query.dtype), values.to(query.dtype)
-    scores = tl.dot(query, tl.trans(keys), input_precision=precision) * line_scale
+    if paired:
+        scores = tl.dot(query, tl.trans(fp8.even(keys, query.dtype)), input_precision=precision)
+        scores = tl.dot(odd_query, tl.trans(fp8.odd(keys, query.dtype)), scores, input_precision=precision)
+    else:
+        keys, values = keys.to(query.dtype), values.to(query.dtype)
+        scores = tl.dot(query, tl.trans(keys), input_precision=precision)
+    scores = scores * line_scale
     if scaled:
-        place = first_exponent + offset
-        k_scales, v_scales = _load_scales(
-            start, end, block, place, k_exponents, v_exponents, block_stride, block_n, masked
-        )
-        scores = scores * k_scales[None, :]
+        used = start + tl.arange(0, block_n) < end
+        k_powers = fp8.load_exponents(k_exponents, block, first_exponent + offset, word_stride, used, masked)
+        v_powers = fp8.load_exponents(v_exponents, block, first_exponent + offset, word_stride, used, masked)
+        scores = scores * fp8.power_of_two(k_powers)[None, :]
     if capped:  # cap * tanh(x), in base 2; x is the scaled score over the cap
         scores = cap_log2 - 2 * cap_log2 / (tl.exp2(scores * 2.8853900817779268) + 1)
     if masked:
@@ -153,50 +138,63 @@ def _attend_tile(
     keep = tl.exp2(peak - base)
     total = total * keep + tl.sum(weights, 1)
     if scaled:
-        new_unit = tl.maximum(unit, tl.max(v_scales, 0))
-        weights = weights * (v_scales / new_unit)[None, :]
-        keep = keep * (unit / new_unit)
+        new_unit = tl.maximum(unit, tl.max(v_powers, 0))
+        weights = weights * fp8.power_of_two(tl.maximum(v_powers - new_unit + 127, 0))[None, :]
+        keep = keep * fp8.power_of_two(tl.maximum(unit - new_unit + 127, 0))
         unit = new_unit
-    acc = tl.dot(weights.to(values.dtype), values, acc * keep[:, None], input_precision=precision)
-    return acc, new_peak, total, unit
+    weights = weights.to(query.dtype)
+    if paired:
+        acc = tl.dot(weights, fp8.even(values, query.dtype), acc * keep[:, None], input_precision=precision)
+        odd = tl.dot(weights, fp8.odd(values, query.dtype), odd * keep[:, None], input_precision=precision)
+    else:
+        acc = tl.dot(weights, values, acc * keep[:, None], input_precision=precision)
+    return acc, odd, new_peak, total, unit
 
 
 @triton.jit
 def _attend_span(
-    query, line_scale, query_positions, low, unmasked, high, end, table,
+    query, odd_query, line_scale, query_positions, low, unmasked, high, end, table,
     k_head, v_head, k_exponents, v_exponents, first_exponent,
-    block_size, block_magic, block_shift, block_stride, slot_stride, cap_log2, window,
-    head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
-    precision: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
+    block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
+    columns: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr,
+    precision: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
+    scaled: tl.constexpr, paired: tl.constexpr,
 ):
     """Keys low..high; up to unmasked every line sees all of them. Returns (average, log2-sum-exp2)."""
-    acc = tl.zeros([block_m, block_d], dtype=tl.float32)
+    acc = tl.zeros([block_m, block_c], dtype=tl.float32)
+    odd = tl.zeros([block_m, block_c], dtype=tl.float32)
     peak = tl.full([block_m], float("-inf"), dtype=tl.float32)
     total = tl.zeros([block_m], dtype=tl.float32)
-    unit = fp8.power_of_two(low * 0 + 1)
+    unit = low * 0 + 1
     for start in tl.range(low, unmasked, block_n):
-        acc, peak, total, unit = _attend_tile(
-            acc, peak, total, unit, query, line_scale, query_positions, start, end, table,
+        acc, odd, peak, total, unit = _attend_tile(
+            acc, odd, peak, total, unit, query, odd_query, line_scale, query_positions, start, end, table,
             k_head, v_head, k_exponents, v_exponents, first_exponent,
-            block_size, block_magic, block_shift, block_stride, slot_stride, cap_log2, window,
-            head_dim, block_n, block_d, False, precision, windowed, capped, scaled,
+            block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
+            columns, block_n, block_c, False, precision, windowed, capped, scaled, paired,
         )
     for start in tl.range(unmasked, high, block_n):
-        acc, peak, total, unit = _attend_tile(
-            acc, peak, total, unit, query, line_scale, query_positions, start, end, table,
+        acc, odd, peak, total, unit = _attend_tile(
+            acc, odd, peak, total, unit, query, odd_query, line_scale, query_positions, start, end, table,
             k_head, v_head, k_exponents, v_exponents, first_exponent,
-            block_size, block_magic, block_shift, block_stride, slot_stride, cap_log2, window,
-            head_dim, block_n, block_d, True, precision, windowed, capped, scaled,
+            block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
+            columns, block_n, block_c, True, precision, windowed, capped, scaled, paired,
         )
     divisor = tl.where(total == 0.0, 1.0, total)
     if scaled:
-        divisor = divisor / unit
+        divisor = divisor * fp8.power_of_two(254 - unit)
+    if paired:
+        acc = tl.reshape(tl.join(acc, odd), [block_m, 2 * block_c])
     return acc / divisor[:, None], peak + tl.log2(total)
 
 
 @triton.jit
-def _load_query(source, mask, scale_log2, upcast: tl.constexpr, scaled: tl.constexpr):
-    """Lines [m, d] for the product, and what their scores are to be multiplied by.
+def _load_query(
+    source, mask, scale_log2,
+    block_m: tl.constexpr, block_d: tl.constexpr, upcast: tl.constexpr, scaled: tl.constexpr,
+    paired: tl.constexpr,
+):
+    """Lines [m, d] for the product, or their even and odd dimensions, and what scores are multiplied by.
 
     scaled: float16, which holds every e4m3 value, over a power of two for each line, so that no number of
     bfloat16 is lost.
@@ -210,18 +208,21 @@ def _load_query(source, mask, scale_log2, upcast: tl.constexpr, scaled: tl.const
         exponents = tl.minimum(tl.maximum(greatest, 1), 253)
         queries = (wide * fp8.power_of_two(254 - exponents)[:, None]).to(tl.float16)
         line_scale = (fp8.power_of_two(exponents) * scale_log2)[:, None]
-    return queries, line_scale
+    odd = queries
+    if paired:
+        queries, odd = tl.split(tl.reshape(queries, [block_m, block_d // 2, 2]))
+    return queries, odd, line_scale
 
 
 @triton.jit(do_not_specialize=CALL_ARGUMENTS)
 def attention_kernel(
     out, partial, partial_lse, query, k_pool, v_pool, k_exponents, v_exponents, block_tables, cu_query_lens,
     context_lens, scale_log2, cap_log2, num_rows, kv_heads, group, min_len, max_len, splits, min_split_tiles,
-    window, block_size, block_magic, block_shift, block_stride, slot_stride, head_stride, table_stride,
-    query_token_stride, query_head_stride, out_token_stride, out_head_stride,
+    window, block_size, block_magic, block_shift, block_stride, slot_stride, head_stride, word_stride,
+    table_stride, query_token_stride, query_head_stride, out_token_stride, out_head_stride,
     head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
     one_tile: tl.constexpr, precision: tl.constexpr, upcast: tl.constexpr, overlap: tl.constexpr,
-    windowed: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
+    windowed: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr, paired: tl.constexpr,
 ):
     """One tile of queries of one row (all query heads of one KV head) over one split of the row's keys.
 
@@ -241,6 +242,10 @@ def attention_kernel(
     first = number * tile_tokens
     if (query_len < min_len) | (query_len > max_len) | (first >= query_len):
         return
+    width: tl.constexpr = 2 if paired else 1
+    if paired and head_dim % 16 == 0:
+        block_stride, slot_stride = tl.multiple_of(block_stride, 8), tl.multiple_of(slot_stride, 8)
+        head_stride = tl.multiple_of(head_stride, 8)
     context = tl.load(context_lens + row)
     start_position = context - query_len + first
     end = tl.minimum(start_position + tile_tokens, context)
@@ -254,18 +259,20 @@ def attention_kernel(
     mask = line_mask[:, None] & (dims < head_dim)[None, :]
     heads, rows = head * group + lines % group, (first_token + tokens).to(tl.int64)
     offsets = (rows * query_token_stride + heads * query_head_stride)[:, None] + dims[None, :]
-    queries, line_scale = _load_query(query + offsets, mask, scale_log2, upcast, scaled)
+    queries, odd, line_scale = _load_query(
+        query + offsets, mask, scale_log2, block_m, block_d, upcast, scaled, paired
+    )
     low = begin + split * each * block_n
     high = tl.minimum(low + each * block_n, end)
     seen_by_all = 0 if windowed else (start_position + 1) // block_n * block_n
     unmasked = tl.maximum(tl.minimum(high, seen_by_all), low)
     result, lse = _attend_span(
-        queries, line_scale, start_position + lines // group, low, unmasked, high, end,
+        queries, odd, line_scale, start_position + lines // group, low, unmasked, high, end,
         block_tables + row.to(tl.int64) * table_stride,
         k_pool + head.to(tl.int64) * head_stride, v_pool + head.to(tl.int64) * head_stride,
         k_exponents, v_exponents, head * block_size,
-        block_size, block_magic, block_shift, block_stride, slot_stride, cap_log2, window,
-        head_dim, block_m, block_n, block_d, precision, windowed, capped, scaled,
+        block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
+        head_dim // width, block_m, block_n, block_d // width, precision, windowed, capped, scaled, paired,
     )
     if active == 1:
         into = out + (rows * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]

@@ -51,6 +51,45 @@ def to_e4m3(values, exponents):
     return tl.where(tl.abs(values) < float("inf"), code, 0x7F).to(tl.uint8)
 
 
+@triton.jit
+def load_exponents(exponents, block, place, word_stride, used, masked: tl.constexpr):
+    """The exponents of these places of blocks, int32, 0 where not used.
+
+    They are loaded as words of four, for less at once would not be fetched ahead.
+    """
+    word = exponents + block * word_stride + place // 4
+    four = tl.load(word, mask=used, other=0) if masked else tl.load(word)
+    return four >> (place % 4 * 8) & 0xFF
+
+
+@triton.jit
+def even(pairs, dtype: tl.constexpr):
+    """The lower e4m3 values of pairs, int16, as dtype.
+
+    A matrix unit takes a value from shared memory with that of the next key, which lies a whole slot away:
+    alone, each byte is a load of its own; as pairs of dimensions they come by the hardware's transposed load.
+    """
+    if dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, 0x0020; mov.b32 {a, b}, t; "
+            "cvt.rn.f16x2.e4m3x2 $0, a;}",
+            "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    return (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+
+
+@triton.jit
+def odd(pairs, dtype: tl.constexpr):
+    """The upper e4m3 values of pairs, int16, as dtype."""
+    if dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, 0x0031; mov.b32 {a, b}, t; "
+            "cvt.rn.f16x2.e4m3x2 $0, a;}",
+            "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    return (pairs >> 8 & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Pools:
     """One layer's K and V as kernels take them to write: values and, where scaled, exponents, all as bytes.
@@ -72,8 +111,27 @@ class Pools:
         return cls(k_pool.view(torch.uint8), v_pool.view(torch.uint8), k_exponents, v_exponents, True)
 
 
-def exponent_words(k_pool: Tensor, v_pool: Tensor) -> tuple[Tensor, Tensor]:
-    """The exponents of K and V as kernels take them to read; of pools without, the pools themselves."""
-    if not fp8_pool.is_fp8(k_pool):
-        return k_pool, v_pool
-    return fp8_pool.exponent_words_of(k_pool), fp8_pool.exponent_words_of(v_pool)
+@dataclass(frozen=True, slots=True)
+class ReadPools:
+    """One layer's K and V as kernels take them to read. word_stride: words of four exponents a block.
+
+    width: values of an element; 2 for pairs, int16, where the head has an even size.
+    """
+
+    k_values: Tensor
+    v_values: Tensor
+    k_exponents: Tensor
+    v_exponents: Tensor
+    word_stride: int
+    scaled: bool
+    width: int
+
+    @classmethod
+    def of(cls, k_pool: Tensor, v_pool: Tensor, pairs: bool) -> "ReadPools":
+        if not fp8_pool.is_fp8(k_pool):
+            return cls(k_pool, v_pool, k_pool, v_pool, 0, False, 1)
+        words = fp8_pool.exponent_words_of(k_pool), fp8_pool.exponent_words_of(v_pool)
+        if not pairs or k_pool.shape[3] % 2:
+            return cls(k_pool, v_pool, *words, words[0].stride(0), True, 1)
+        values = k_pool.view(torch.int16), v_pool.view(torch.int16)
+        return cls(*values, *words, words[0].stride(0), True, 2)

@@ -15,7 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from paged_kernels import contracts, fp8_pool
+from paged_kernels import contracts
+from paged_kernels.fp8_pool import is_fp8
 from paged_kernels.triton_impl import fp8, machine
 from paged_kernels.triton_impl.attention_kernel import attention_kernel
 from paged_kernels.triton_impl.join_kernel import join_kernel
@@ -72,13 +73,17 @@ def choose_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
 # By the device's name: (short, few, long) tiles of 16-bit dtypes, head_dim 65..128 and groups up to 16.
 # Measured by benchmarks/gpu_check.py; see benchmarks/gpu-notes.md.
 _TUNED = {"NVIDIA H200": (Tile(16, 64, 2, 4), Tile(16, 128, 4, 3), Tile(128, 128, 8, 3))}
+# The same over an e4m3 pool; benchmarks/gpu_fp8.py measures them.
+_TUNED_FP8 = {"NVIDIA H200": (Tile(16, 64, 2, 5), Tile(16, 128, 4, 5), Tile(64, 128, 4, 2))}
 
 
 @lru_cache(maxsize=256)
-def tiles_for(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
+def tiles_for(
+    device: torch.device, dtype: torch.dtype, head_dim: int, group: int, fp8_pool: bool = False
+) -> Tiles:
     """choose_tiles, or what was measured to be faster on this very device."""
     tiles = choose_tiles(dtype, head_dim, group)
-    tuned = _TUNED.get(machine.name(device))
+    tuned = (_TUNED_FP8 if fp8_pool else _TUNED).get(machine.name(device))
     if tuned is None or dtype == torch.float32 or not 64 < head_dim <= 128:
         return tiles
     short, few, long = tuned
@@ -143,7 +148,7 @@ def paged_attention(
     rows, group = context_lens.shape[0], query.shape[1] // k_pool.shape[2]
     if rows == 0 or query.shape[0] == 0:
         return out
-    tiles = tiles or tiles_for(query.device, query.dtype, query.shape[2], group)
+    tiles = tiles or tiles_for(query.device, query.dtype, query.shape[2], group, is_fp8(k_pool))
     args = (query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale, max_context_len, out)
     call = _Call(*args, splits=splits, window=window, softcap=softcap)
     short_len = tiles.short.block_m // group
@@ -176,7 +181,8 @@ class _Call:
     def launch(self, tile: Tile, count: int, min_len: int, max_len: int, one_tile: bool) -> None:
         """Attend the rows of min_len..max_len queries with count tiles, then join what was split."""
         query, pool, out = self.query, self.k_pool, self.out
-        scaled = fp8_pool.is_fp8(pool)
+        wide = INTERPRETED or query.dtype == torch.float32
+        read = fp8.ReadPools.of(pool, self.v_pool, pairs=one_tile and (INTERPRETED or not wide))
         kv_heads, head_dim = pool.shape[2:]
         group = query.shape[1] // kv_heads
         units, overlap = machine.units(query.device), machine.overlaps(query.device)
@@ -190,16 +196,17 @@ class _Call:
             lines = count * kv_heads * splits * tile.block_m
             partial = query.new_empty((lines, head_dim), dtype=torch.float32)
             partial_lse = query.new_empty((lines,), dtype=torch.float32)
-        block_d = max(16, triton.next_power_of_2(head_dim))
+        block_d = max(16 * read.width, triton.next_power_of_2(head_dim))
         rows_args = (self.context_lens.shape[0], kv_heads, group, min_len, max_len, splits, min_split_tiles)
         attention_kernel[(count * kv_heads, splits)](
             out,
             partial,
             partial_lse,
             query,
-            pool,
-            self.v_pool,
-            *fp8.exponent_words(pool, self.v_pool),
+            read.k_values,
+            read.v_values,
+            read.k_exponents,
+            read.v_exponents,
             self.block_tables,
             self.cu_query_lens,
             self.context_lens,
@@ -209,7 +216,8 @@ class _Call:
             self.window,
             pool.shape[1],
             *division_magic(pool.shape[1]),
-            *pool.stride()[:3],
+            *read.k_values.stride()[:3],
+            read.word_stride,
             self.block_tables.stride(0),
             *query.stride()[:2],
             *out.stride()[:2],
@@ -219,11 +227,12 @@ class _Call:
             block_d,
             one_tile,
             "ieee",
-            INTERPRETED or (scaled and query.dtype == torch.float32),
+            INTERPRETED or (read.scaled and wide),
             overlap,
             self.window > 0,
             self.softcap > 0,
-            scaled,
+            read.scaled,
+            read.width == 2,
             num_warps=tile.warps,
             num_stages=tile.stages,
             **machine.launch_options(overlap),
