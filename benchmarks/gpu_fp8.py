@@ -42,7 +42,7 @@ QWEN3_06B = {
     "hidden_act": "silu",
     "torch_dtype": "bfloat16",
 }
-DECODES = (1, 32, 64, 128, 256)
+DECODES = [1, 32, 64, 128, 256]
 CONTEXT = 1024
 
 
@@ -67,11 +67,10 @@ def read_bytes(rows: list[tuple[int, int]], kind: str) -> int:
     return sum(context for _, context in rows) * KV_HEADS * 2 * head
 
 
-def attention(report: Report, bandwidth: float) -> None:
+def attention(report: Report, bandwidth: float, decodes: list[int]) -> None:
     """Decodes and prefills on both pools: microseconds, bytes over time, and the 8-bit pool's error."""
-    cases = {f"{count} decodes": gpu_parts.decode_rows(count, CONTEXT) for count in DECODES}
-    cases["1 decode of 8192"] = [(1, 8192)]
-    cases |= {"prefill 2048": [(2048, 2048)], "prefill 4 x 2048": [(2048, 2048)] * 4}
+    cases = {f"{count} decodes": gpu_parts.decode_rows(count, CONTEXT) for count in decodes}
+    cases |= {"1 decode of 8192": [(1, 8192)], "prefill 4 x 2048": [(2048, 2048)] * 4}
     for name, rows in cases.items():
         found = both(gpu_parts.attention_inputs(rows, 16))
         exact = launch.paged_attention(**found["bfloat16"])
@@ -129,7 +128,7 @@ def sweep_case(report: Report, case: str, args: Inputs, tried: list[tuple[Tiles,
         report.add("sweep", case=case, shape=row)
 
 
-def steps(report: Report, model: str, kind: str) -> None:
+def steps(report: Report, model: str, kind: str, decodes: list[int]) -> None:
     """Whole decode steps and a prefill in graphs, and the blocks that the device's memory holds."""
     flags = ["--model", model, "--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", "4096"]
     pool = "auto" if kind == "bfloat16" else kind
@@ -138,7 +137,7 @@ def steps(report: Report, model: str, kind: str) -> None:
     said = loaded.capacity
     report.add("capacity", pool=kind, num_blocks=said.num_blocks, bytes_per_block=said.bytes_per_block,
                pool_gib=round(loaded.size.pool_bytes / 2**30, 2))  # fmt: skip
-    for rows in DECODES:
+    for rows in decodes:
         report.add("decode_steps", pool=kind, **gpu_step.decode(loaded.runner, rows, 1000, 60, 0.6))
     report.add("prefills", pool=kind, **gpu_step.prefill(loaded.runner, 1, 2048))
     del loaded
@@ -151,6 +150,7 @@ def main() -> None:
     parser.add_argument("--model", help="model folder; default: the shape of Qwen3-0.6B, weights are drawn")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", nargs="*", default=["attention", "steps", "sweep"])
+    parser.add_argument("--rows", type=int, nargs="*", default=DECODES, help="rows of the decode steps")
     options = parser.parse_args()
     report = Report(options.out)
     report.set("machine", gpu_parts.machine())
@@ -158,14 +158,14 @@ def main() -> None:
     if "attention" in options.parts:
         bandwidth = gpu_parts.copy_bandwidth()
         report.set("copy_tb_s", round(bandwidth / 1e12, 3))
-        attention(report, bandwidth)
+        attention(report, bandwidth, options.rows)
     if "sweep" in options.parts:
         sweep(report)
     if "steps" in options.parts:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(QWEN3_06B))
             for kind in ("bfloat16", "fp8_e4m3"):
-                steps(report, options.model or folder, kind)
+                steps(report, options.model or folder, kind, options.rows)
 
 
 if __name__ == "__main__":

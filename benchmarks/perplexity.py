@@ -1,4 +1,4 @@
-"""Perplexity of a model on a fixed text, by weight format: what --quantize costs.
+"""Perplexity of a model on a fixed text, by format: what --quantize and --kv-cache-dtype cost.
 
 Owns the text (the questions of MT-bench under tests/data) and the windows; knows no service. Invariant: every
 format sees the same tokens in the same windows. Last line: one JSON object.
@@ -22,6 +22,8 @@ TEXT = Path(__file__).parents[1] / "tests" / "data" / "prompts" / "mt_bench.json
 _FORMATS = {
     "float32": ("--dtype", "float32"),
     "bfloat16": ("--dtype", "bfloat16"),
+    "float32 over an 8-bit pool": ("--dtype", "float32", "--kv-cache-dtype", "fp8_e4m3"),
+    "bfloat16 over an 8-bit pool": ("--dtype", "bfloat16", "--kv-cache-dtype", "fp8_e4m3"),
     "int8": ("--dtype", "bfloat16", "--quantize", "int8"),
     "int4": ("--dtype", "bfloat16", "--quantize", "int4"),
 }

@@ -42,6 +42,11 @@ BOUNDS = Bounds(2048, 256, 4096)
         ),
         ({"block_size": 128, "head_dim": 256}, "block_size: 128, it takes multiples of 256", ""),
         ({"dtype": torch.float32}, "dtype: float32, it takes bfloat16 and float16", "dtype: float32"),
+        (
+            {"dtype": torch.float8_e4m3fn, "query_dtype": torch.bfloat16},
+            "dtype: float8_e4m3fn, it takes bfloat16 and float16",
+            "dtype: float8_e4m3fn, it takes bfloat16 and float16",
+        ),
         ({"dtype": torch.float16, "head_dim": 8}, "", ""),
         ({"head_dim": 20}, "head_dim: 20, it takes multiples of 8 up to 256", "head_dim: 20"),
         ({"head_dim": 264}, "head_dim: 264", "head_dim: 264, it takes multiples of 8 up to 256"),

@@ -59,6 +59,7 @@ def test_its_fingerprint_is_its_own(tiny_llama: Path) -> None:
     [
         (("--kernel-backend", "cpu"), "kernel backend cpu cannot run: it has no torch.float8_e4m3fn pool"),
         (("--quantize", "int8"), "quantize: int8 needs the compiled CPU layers"),
+        (("--attention-backend", "flash"), "attention_backend: flash cannot run"),
     ],
 )
 def test_what_has_no_8_bit_pool_is_refused_by_name(
@@ -66,6 +67,12 @@ def test_what_has_no_8_bit_pool_is_refused_by_name(
 ) -> None:
     with pytest.raises(SettingsError, match=words):
         examined(tiny_llama, *FP8, *flags)
+
+
+def test_attention_by_torch_is_there_by_name(tiny_llama: Path) -> None:
+    found = examined(tiny_llama, *FP8, "--attention-backend", "torch")
+    assert found.pool_dtype == fp8_pool.DTYPE
+    assert {choice.backend for choice in found.kernels.choices} == {"torch"}
 
 
 def test_an_unknown_format_is_refused(tiny_llama: Path) -> None:
