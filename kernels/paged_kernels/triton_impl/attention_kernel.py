@@ -154,13 +154,20 @@ def _attend_tile(
 @triton.jit
 def _attend_span(
     query, odd_query, line_scale, query_positions, low, unmasked, high, end, table,
-    k_head, v_head, k_exponents, v_exponents, first_exponent,
+    k_pool, v_pool, head, head_stride, k_exponents, v_exponents,
     block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
-    columns: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr,
+    head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
     precision: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
     scaled: tl.constexpr, paired: tl.constexpr,
 ):
     """Keys low..high; up to unmasked every line sees all of them. Returns (average, log2-sum-exp2)."""
+    columns: tl.constexpr = head_dim // 2 if paired else head_dim
+    block_c: tl.constexpr = block_d // 2 if paired else block_d
+    if paired and head_dim % 16 == 0:  # loads of 16 bytes: eight pairs
+        block_stride, slot_stride = tl.multiple_of(block_stride, 8), tl.multiple_of(slot_stride, 8)
+        head_stride = tl.multiple_of(head_stride, 8)
+    k_head, v_head = k_pool + head * head_stride, v_pool + head * head_stride
+    first_exponent = head.to(tl.int32) * block_size
     acc = tl.zeros([block_m, block_c], dtype=tl.float32)
     odd = tl.zeros([block_m, block_c], dtype=tl.float32)
     peak = tl.full([block_m], float("-inf"), dtype=tl.float32)
@@ -184,15 +191,13 @@ def _attend_span(
     if scaled:
         divisor = divisor * fp8.power_of_two(254 - unit)
     if paired:
-        acc = tl.reshape(tl.join(acc, odd), [block_m, 2 * block_c])
+        acc = tl.reshape(tl.join(acc, odd), [block_m, block_d])
     return acc / divisor[:, None], peak + tl.log2(total)
 
 
 @triton.jit
 def _load_query(
-    source, mask, scale_log2,
-    block_m: tl.constexpr, block_d: tl.constexpr, upcast: tl.constexpr, scaled: tl.constexpr,
-    paired: tl.constexpr,
+    source, mask, scale_log2, upcast: tl.constexpr, scaled: tl.constexpr, paired: tl.constexpr
 ):
     """Lines [m, d] for the product, or their even and odd dimensions, and what scores are multiplied by.
 
@@ -210,7 +215,7 @@ def _load_query(
         line_scale = (fp8.power_of_two(exponents) * scale_log2)[:, None]
     odd = queries
     if paired:
-        queries, odd = tl.split(tl.reshape(queries, [block_m, block_d // 2, 2]))
+        queries, odd = tl.split(tl.reshape(queries, [queries.shape[0], queries.shape[1] // 2, 2]))
     return queries, odd, line_scale
 
 
@@ -242,10 +247,6 @@ def attention_kernel(
     first = number * tile_tokens
     if (query_len < min_len) | (query_len > max_len) | (first >= query_len):
         return
-    width: tl.constexpr = 2 if paired else 1
-    if paired and head_dim % 16 == 0:
-        block_stride, slot_stride = tl.multiple_of(block_stride, 8), tl.multiple_of(slot_stride, 8)
-        head_stride = tl.multiple_of(head_stride, 8)
     context = tl.load(context_lens + row)
     start_position = context - query_len + first
     end = tl.minimum(start_position + tile_tokens, context)
@@ -259,9 +260,7 @@ def attention_kernel(
     mask = line_mask[:, None] & (dims < head_dim)[None, :]
     heads, rows = head * group + lines % group, (first_token + tokens).to(tl.int64)
     offsets = (rows * query_token_stride + heads * query_head_stride)[:, None] + dims[None, :]
-    queries, odd, line_scale = _load_query(
-        query + offsets, mask, scale_log2, block_m, block_d, upcast, scaled, paired
-    )
+    queries, odd, line_scale = _load_query(query + offsets, mask, scale_log2, upcast, scaled, paired)
     low = begin + split * each * block_n
     high = tl.minimum(low + each * block_n, end)
     seen_by_all = 0 if windowed else (start_position + 1) // block_n * block_n
@@ -269,10 +268,9 @@ def attention_kernel(
     result, lse = _attend_span(
         queries, odd, line_scale, start_position + lines // group, low, unmasked, high, end,
         block_tables + row.to(tl.int64) * table_stride,
-        k_pool + head.to(tl.int64) * head_stride, v_pool + head.to(tl.int64) * head_stride,
-        k_exponents, v_exponents, head * block_size,
+        k_pool, v_pool, head.to(tl.int64), head_stride, k_exponents, v_exponents,
         block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
-        head_dim // width, block_m, block_n, block_d // width, precision, windowed, capped, scaled, paired,
+        head_dim, block_m, block_n, block_d, precision, windowed, capped, scaled, paired,
     )
     if active == 1:
         into = out + (rows * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]

@@ -181,23 +181,22 @@ class _Call:
     def launch(self, tile: Tile, count: int, min_len: int, max_len: int, one_tile: bool) -> None:
         """Attend the rows of min_len..max_len queries with count tiles, then join what was split."""
         query, pool, out = self.query, self.k_pool, self.out
-        wide = INTERPRETED or query.dtype == torch.float32
+        wide = query.dtype == torch.float32
         read = fp8.ReadPools.of(pool, self.v_pool, pairs=one_tile and (INTERPRETED or not wide))
-        kv_heads, head_dim = pool.shape[2:]
-        group = query.shape[1] // kv_heads
+        (kv_heads, head_dim), group = pool.shape[2:], query.shape[1] // pool.shape[2]
         units, overlap = machine.units(query.device), machine.overlaps(query.device)
         most_keys = self.max_context_len
         if self.window:
             most_keys = min(most_keys, self.window + tile.block_m // group + tile.block_n)
         splits = self.splits or choose_splits(count * kv_heads, most_keys, units)
-        min_split_tiles = max(1, MIN_SPLIT_TOKENS // tile.block_n)
         partial = partial_lse = _unused(query.device)
         if splits > 1:
             lines = count * kv_heads * splits * tile.block_m
             partial = query.new_empty((lines, head_dim), dtype=torch.float32)
             partial_lse = query.new_empty((lines,), dtype=torch.float32)
         block_d = max(16 * read.width, triton.next_power_of_2(head_dim))
-        rows_args = (self.context_lens.shape[0], kv_heads, group, min_len, max_len, splits, min_split_tiles)
+        least = max(1, MIN_SPLIT_TOKENS // tile.block_n)
+        rows_args = (self.context_lens.shape[0], kv_heads, group, min_len, max_len, splits, least)
         attention_kernel[(count * kv_heads, splits)](
             out,
             partial,
