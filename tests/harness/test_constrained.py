@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import jsonschema_rs
@@ -19,9 +20,7 @@ from tests.harness.settings import Setting, covering_settings
 SCHEMAS = range(12)
 N = 3
 LENGTH = 300
-CALM = Setting(
-    crowd=False, cache=False, chunked=False, small_pool=False, depth_two=False, killed=False, swaps=False
-)
+CALM = Setting(*(False for _ in fields(Setting)))
 HARD = [one for one in covering_settings() if one.crowd and one.small_pool]
 
 
