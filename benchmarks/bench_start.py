@@ -2,7 +2,7 @@
 
 Owns the timing of whole starts, also of several source trees in turns; knows nothing of what a start does.
 Invariant: every tree takes one turn a round, so that a comparison is of neighbours in time; medians count.
-Last line: one JSON object.
+Last line: one JSON object. --write keeps it in benchmarks/results/cpu.json and renews docs/cpu.md from it.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 import grpc
 import psutil  # type: ignore[import-untyped]
 
+from benchmarks import cpu_page
 from octavo_client import Client, OctavoError
 
 _POLL_SECONDS = 0.02
@@ -84,6 +85,7 @@ def main() -> int:
         "--tree", type=Path, action="append", help="a source tree; may be given several times"
     )
     parser.add_argument("--flag", action="append", default=[], help="one more argument of octavo serve")
+    parser.add_argument("--write", action="store_true", help="keep the result and renew docs/cpu.md")
     options = parser.parse_args()
     trees = [tree.resolve() for tree in options.tree or [Path.cwd()]]
     found: dict[Path, list[tuple[float, float]]] = {tree: [] for tree in trees}
@@ -97,6 +99,8 @@ def main() -> int:
         for tree, results in found.items()
         for s, c in [tuple(zip(*results, strict=True))]
     }
+    if options.write:
+        cpu_page.keep("start", {"rounds": options.rounds, "trees": medians})
     print(json.dumps({"rounds": options.rounds, "load_1min": round(os.getloadavg()[0], 1), "trees": medians}))
     return 0
 

@@ -5,6 +5,7 @@ is said with its reason, and what was asked for by name is refused where it cann
 """
 
 import logging
+import math
 
 import torch
 
@@ -12,6 +13,7 @@ from gpu_worker import host
 from gpu_worker.config import Settings
 from gpu_worker.device import Device
 from gpu_worker.models.cpu_decoder import obstacle
+from gpu_worker.models.loader import GgufSource, WeightSource
 from gpu_worker.models.registry import ModelConfig, ModelShape
 from paged_kernels.contracts import BackendUnavailableError
 from paged_kernels.cpu_impl import library
@@ -36,6 +38,23 @@ def default_dtype(device: Device, settings: Settings, config: ModelShape) -> tup
         return None
     reason = "CPU default: the processor has bfloat16 dot products, and tokens do not depend on the batch"
     return (torch.bfloat16, reason) if fast else None
+
+
+def keeps_file_bits(source: WeightSource | None, dtype: torch.dtype) -> bool:
+    """Whether bfloat16 weights are packed from float32, so that a GGUF file's few bits serve few rows.
+
+    The way through float32 must fit into half of the free memory; else they are packed as bfloat16, as ever.
+    """
+    if dtype != torch.bfloat16 or not isinstance(source, GgufSource):
+        return False
+    needed = 4 * sum(math.prod(shape) for shape in source.names().values())
+    free = host.memory()[1]
+    if needed > free // 2:
+        _log.info(
+            "weights are read as 16 bits: fewer need %d of %d free MiB to load", needed >> 20, free >> 20
+        )
+        return False
+    return True
 
 
 def take_threads(settings: Settings) -> None:

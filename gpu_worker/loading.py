@@ -162,7 +162,7 @@ def _grammars(found: Examined) -> GrammarCompiler | None:
 
 
 def _loaded_decoder(found: Examined) -> Model:
-    """The decoder with its weights, packed where the compiled layers run. Quantised from float32.
+    """The decoder with its weights, packed where the compiled layers run, from float32 where that matters.
 
     A model of transformers has shown that it gives its own logits over a pool.
     """
@@ -170,7 +170,8 @@ def _loaded_decoder(found: Examined) -> Model:
         return _loaded_transformers_model(found)
     packed = runs_here(found.kernels, found.dtype, found.config)
     quantize = None if found.settings.quantize == "none" else found.settings.quantize
-    dtype = torch.float32 if quantize else found.dtype
+    wide = packed and (quantize or cpu_choice.keeps_file_bits(found.files.source, found.dtype))
+    dtype = torch.float32 if wide else found.dtype
     decoder = Decoder(found.config, found.device.torch_device, dtype, found.max_model_len)
     if found.files.source is None:
         loader.load_dummy(decoder)

@@ -15,7 +15,7 @@ from gpu_worker.models.layers import soft_cap
 from gpu_worker.models.registry import ModelConfig
 from gpu_worker.models.rope import cos_sin_table
 from paged_kernels.cpu_impl.layers import Head, LayerStack, LayerWeights, Rows, StackShape
-from paged_kernels.cpu_impl.linear import pack
+from paged_kernels.cpu_impl.linear import PackedWeight, pack, pack_exactly
 from paged_kernels.dispatch import Kernels
 
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -37,7 +37,8 @@ def runs_here(kernels: Kernels, dtype: torch.dtype, config: ModelConfig) -> bool
 class CpuDecoder:
     """A loaded decoder, packed. dtype: of embedding and KV pool; quantize: "int8", "int4" or None.
 
-    `decoder` is emptied. Raises KeyError for a dtype outside FORMATS.
+    bfloat16 weights of a float32 decoder are kept in fewer bits too, where that is exact. `decoder` is
+    emptied. Raises KeyError for a dtype outside FORMATS.
     """
 
     def __init__(
@@ -46,10 +47,13 @@ class CpuDecoder:
         self.config = config = decoder.config
         self.device, self.dtype = decoder.device, dtype
         self.format = quantize or FORMATS[dtype]
+        self._compact = self.format == "bfloat16" and decoder.dtype == torch.float32
         self._embedding = decoder.embedding.to(dtype)
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
-        head = pack(decoder.head, HEAD_FORMATS.get(self.format, self.format))
-        self._head = Head(decoder.norm, head, config.norm_eps)
+        head = self._weight(decoder.head, HEAD_FORMATS.get(self.format, self.format))
+        norm = self._norm(decoder.norm)
+        assert norm is not None
+        self._head = Head(norm, head, config.norm_eps)
         decoder.head = decoder.embedding = torch.empty(0)
         tables = [
             None if rope is None else cos_sin_table(rope, max_positions, self.device, torch.float32)
@@ -77,23 +81,41 @@ class CpuDecoder:
         weights = LayerWeights(
             cos_sin=cos_sin,
             window=window,
-            input_norm=_wide(layer.input_norm),
-            post_norm=_wide(layer.post_norm),
-            attention_out_norm=_wide(layer.attention_out_norm),
-            mlp_out_norm=_wide(layer.mlp_out_norm),
-            qk_norm=_wide(layer.qk_norm),
-            qkv=pack(layer.qkv, self.format, layer.qkv_bias),
-            out=pack(layer.out, self.format, layer.out_bias),
-            gate_up=pack(gate_up, self.format, layer.gate_up_bias, gated=True),
-            down=pack(down, self.format, layer.down_bias),
+            input_norm=self._norm(layer.input_norm),
+            post_norm=self._norm(layer.post_norm),
+            attention_out_norm=self._norm(layer.attention_out_norm),
+            mlp_out_norm=self._norm(layer.mlp_out_norm),
+            qk_norm=self._norm(layer.qk_norm),
+            qkv=self._weight(layer.qkv, self.format, layer.qkv_bias),
+            out=self._weight(layer.out, self.format, layer.out_bias),
+            gate_up=self._weight(gate_up, self.format, layer.gate_up_bias, gated=True),
+            down=self._weight(down, self.format, layer.down_bias),
         )
         layer.qkv = layer.out = layer.gate_up = layer.down = torch.empty(0)
         return weights
+
+    def _weight(
+        self, plain: Tensor, format_name: str, bias: Tensor | None = None, gated: bool = False
+    ) -> PackedWeight:
+        if self._compact:
+            return pack_exactly(plain, None if bias is None else bias.to(self.dtype), gated)
+        return pack(plain, format_name, bias, gated)
+
+    def _norm(self, norm: Tensor | None) -> Tensor | None:
+        """As float32, with the bits that the dtype leaves it: norms that are added to 1 keep them all."""
+        if norm is None:
+            return None
+        rounded = self._compact and not self.config.norm_offset
+        return norm.to(self.dtype).float() if rounded else norm.float()
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of embedding, packed weights and the rotary tables."""
         return self._embedding.nbytes + self._head.num_bytes + self._stack.num_bytes
+
+    def watch(self) -> dict[str, Tensor]:
+        """As LayerStack.watch."""
+        return self._stack.watch()
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: StepAttention) -> Tensor:
         """The hidden states [T, hidden] float32 before the final norm; input_ids and positions [T] int64."""
@@ -113,7 +135,3 @@ class CpuDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [S, vocab] float32 of hidden states [S, hidden]; the next call overwrites them."""
         return soft_cap(self._head(hidden), self.config.logits_softcap)
-
-
-def _wide(norm: Tensor | None) -> Tensor | None:
-    return None if norm is None else norm.float()

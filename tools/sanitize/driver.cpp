@@ -126,37 +126,50 @@ template <class T> static void try_attention() {
 }
 
 struct Packed {
-    std::vector<uint32_t> data;
+    std::vector<uint32_t> data, wide;
     std::vector<uint16_t> scales, least;
     std::vector<float> bias, plain;
     Weight w = {};
     Packed(int format, int columns, int k, bool gated, bool with_bias) : plain(drawn<float>(size_t(columns) * k)) {
         w.format = format, w.columns = columns, w.k = k, w.gated = gated;
-        data.resize(octavo_packed_words(&w)), scales.resize(octavo_packed_scales(&w)), least.resize(format == INT4 ? scales.size() : 0);
+        if (format >= GRID8) lay_on_grid();
+        data.resize(octavo_packed_words(&w)), scales.resize(octavo_packed_scales(&w)), least.resize(has_least(w) ? scales.size() : 0);
+        wide.resize(octavo_wide_words(&w)), w.wide = wide.empty() ? nullptr : wide.data();
         if (with_bias) bias = drawn<float>(columns);
         w.data = data.data(), w.scales = scales.data(), w.least = least.data(), w.bias = with_bias ? bias.data() : nullptr;
-        octavo_pack(&w, plain.data());
+        expect(octavo_pack(&w, plain.data()), "a weight fits its format", format);
+    }
+    void lay_on_grid() {  // whole numbers times a half, plus a half; the outermost occur in every group
+        const int levels = has_least(w) ? 15 : 127;
+        for (size_t row = 0; row < plain.size(); row += w.k)
+            for (int first = 0; first < w.k; first += GROUP) {
+                const float scale = half_value(to_half(between(1, 900) / 16384.0f)), least = has_least(w) ? half_value(to_half(-between(1, 15) * scale)) : 0;
+                for (int i = first; i < w.k && i < first + GROUP; i++) {
+                    const int number = i == first ? 0 : i == first + 1 ? levels : between(has_least(w) ? 0 : -levels, levels);
+                    plain[row + i] = number * scale + least;
+                }
+            }
     }
 };
 
 static void try_linear() {
-    const int format = between(0, 3), columns = between(1, 150), k = between(1, 200), rows = between(1, 40);
+    const int format = between(0, 5), columns = between(1, 150), k = between(1, 200), rows = between(1, 40);
     Packed packed(format, columns, k, false, between(0, 1));
     const int64_t ld = up(k, GROUP);
     std::vector<float> x(rows * ld), out(size_t(rows) * columns);
     std::vector<bf16> narrow(rows * ld);
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < k; i++) narrow[r * ld + i] = to_bf16(normal()), x[r * ld + i] = to_float(narrow[r * ld + i]);
-    octavo_linear(&packed.w, format == BFLOAT16 ? (const void *)narrow.data() : x.data(), ld, rows, out.data());
+    octavo_linear(&packed.w, has_bf16_inputs(packed.w) ? (const void *)narrow.data() : x.data(), ld, rows, out.data());
     const int r = between(0, rows - 1), c = between(0, columns - 1);
     double want = packed.w.bias ? packed.bias[c] : 0, size = 1;
     for (int i = 0; i < k; i++) want += double(x[r * ld + i]) * packed.plain[c * k + i], size += std::fabs(x[r * ld + i] * packed.plain[c * k + i]);
-    const double allowed[] = {1e-6, 6e-3, 2e-2, 2e-1};
+    const double allowed[] = {1e-6, 6e-3, 2e-2, 2e-1, 6e-3, 6e-3};
     expect(std::fabs(out[r * columns + c] - want) <= allowed[format] * size, "linear", out[r * columns + c] - want);
 }
 
 template <class T, class X> static void try_layers() {
-    const int format = sizeof(X) == 2 ? BFLOAT16 : (int[]){FLOAT32, INT8, INT4}[between(0, 2)];
+    const int narrow[] = {BFLOAT16, GRID8, GRID4}, plain[] = {FLOAT32, INT8, INT4}, format = (sizeof(X) == 2 ? narrow : plain)[between(0, 2)];
     const int dim = 2 * between(1, 40), kv_heads = between(1, 2), group = between(1, 3), hidden = between(1, 90), inner = between(1, 90);
     Rows rows = draw_rows(4, 80);
     Step step = {};
@@ -182,6 +195,8 @@ template <class T, class X> static void try_layers() {
     step.normed = normed.data(), step.attended = attended.data(), step.gated = gated.data();
     step.qkv = projected.data(), step.query = query.data(), step.tokens = int64_t(tokens), step.num_positions = rows.longest;
     step.hidden_size = hidden, step.pool_is_bf16 = sizeof(T) == 2, step.activations_are_bf16 = sizeof(X) == 2, step.norm_eps = 1e-5f;
+    int64_t spent[PARTS] = {};
+    step.spent = between(0, 1) ? spent : nullptr;
     expect(octavo_run_layers(&step, &layer, 1) == 0, "layers' result", 0);
     for (float value : stream) expect(value == value, "NaN in layers", 0);
 }

@@ -16,7 +16,7 @@ from paged_kernels.cpu_impl import ahead
 from paged_kernels.cpu_impl.build import cache_folder, native_library
 
 _POINTER, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-FLOAT32, BFLOAT16, INT8, INT4 = range(4)
+FLOAT32, BFLOAT16, INT8, INT4, GRID8, GRID4 = range(6)
 GROUP = 32
 
 
@@ -25,10 +25,10 @@ def _fields(kind: type, names: str) -> list[tuple[str, type]]:
 
 
 class Weight(ctypes.Structure):
-    """A packed weight; see linear.hpp."""
+    """A packed weight; see packed.hpp."""
 
     _fields_ = [
-        *_fields(_POINTER, "data scales least bias"),
+        *_fields(_POINTER, "data wide scales least bias"),
         *_fields(_I32, "format columns k gated"),
     ]
 
@@ -76,6 +76,7 @@ class Step(ctypes.Structure):
         *_fields(_I64, "tokens num_positions normed_ld attended_ld gated_ld"),
         *_fields(_I32, "hidden_size pool_is_bf16 activations_are_bf16 rotary_dim qk_norm_is_wide gelu"),
         ("norm_eps", _F32),
+        ("spent", _POINTER),
     ]
 
 
@@ -88,8 +89,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "octavo_store_kvcache": (_I32, [_POINTER]),
     "octavo_paged_attention": (_I32, [_POINTER, _I32]),
     "octavo_packed_words": (_I64, [_POINTER]),
+    "octavo_wide_words": (_I64, [_POINTER]),
     "octavo_packed_scales": (_I64, [_POINTER]),
-    "octavo_pack": (None, [_POINTER, _POINTER]),
+    "octavo_pack": (_I32, [_POINTER, _POINTER]),
     "octavo_linear": (None, [_POINTER, _POINTER, _I64, _I64, _POINTER]),
     "octavo_run_layers": (_I32, [_POINTER, _POINTER, _I64]),
     "octavo_logits": (None, [_POINTER, _POINTER, _F32, _POINTER, _I64, _POINTER, _I64, _POINTER]),

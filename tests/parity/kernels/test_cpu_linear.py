@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paged_kernels.contracts import ArgumentError, ShapeError
 from paged_kernels.cpu_impl import library
-from paged_kernels.cpu_impl.linear import FORMATS, linear, pack
+from paged_kernels.cpu_impl.linear import FORMATS, linear, pack, pack_exactly
 
 torch.set_num_threads(1)
 # Relative error against float64 on weights of normal distribution; bfloat16 with inputs rounded the same way.
@@ -65,6 +65,47 @@ def test_weights_on_the_grid_come_through_exactly(format_name: str, levels: int,
     weight = (numbers * scale - shift * scale).reshape(40, 96)
     packed = pack(weight, format_name)
     assert linear(torch.eye(96), packed).T.sub(weight).abs().max() <= 1e-3 * scale.max()
+
+
+def on_grid(outputs: int, inputs: int, levels: int, seed: int) -> torch.Tensor:
+    """Whole numbers times a half (plus a half for 15 levels) in groups of 32, the outermost in each group."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = -(-inputs // 32)
+    lowest = 0 if levels == 15 else -levels
+    numbers = torch.randint(lowest, levels + 1, (outputs, groups, 32), generator=generator)
+    numbers[..., 0], numbers[..., 1] = 0, levels
+    scale = (torch.rand(outputs, groups, 1, generator=generator) + 0.1).half() / 64
+    least = -8 * scale if levels == 15 else torch.zeros_like(scale)
+    return (numbers * scale.float() + least.float()).reshape(outputs, -1)[:, :inputs].contiguous()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    levels=st.sampled_from([15, 127]),
+    rows=st.integers(1, 40),
+    outputs=st.integers(1, 120),
+    inputs=st.integers(2, 200).filter(lambda count: count % 32 != 1),
+    seed=st.integers(0, 2**32),
+)
+def test_bfloat16_kept_in_few_bits_gives_the_same_bits(
+    levels: int, rows: int, outputs: int, inputs: int, seed: int
+) -> None:
+    weight = on_grid(outputs, inputs, levels, seed)
+    kept = pack_exactly(weight)
+    few = (library.GRID4,) if levels == 15 else (library.GRID4, library.GRID8)
+    assert kept.handle.format in few
+    assert kept.activation_dtype == torch.bfloat16
+    x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(seed))
+    assert linear(x, kept).equal(linear(x, pack(weight, "bfloat16")))
+
+
+def test_bfloat16_off_the_grid_stays_whole() -> None:
+    """One value of the last group that needs a bit more."""
+    weight = on_grid(70, 96, 15, seed=3)
+    weight[69, 95] += 2**-9
+    kept = pack_exactly(weight)
+    assert kept.handle.format == library.BFLOAT16
+    assert linear(torch.eye(96), kept).T.equal(weight.bfloat16().float())
 
 
 def test_a_row_of_zeros_and_a_constant_row() -> None:

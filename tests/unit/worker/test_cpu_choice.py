@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from gpu_worker import cpu_choice, host
 from gpu_worker.announcement import fingerprint
@@ -15,7 +16,10 @@ from gpu_worker.models.cpu_decoder import CpuDecoder
 from gpu_worker.models.decoder import Decoder
 from paged_kernels.contracts import BackendUnavailableError
 from paged_kernels.cpu_impl import library
+from tests.fixtures.tiny_gguf import write_tiny_gguf
+from tests.fixtures.tiny_model import TinyShape
 
+SHAPE = TinyShape("llama", seed=31, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=128)
 SMALL = ("--num-blocks", "32", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--threads", "1")
 
 
@@ -78,3 +82,22 @@ def test_threads_default_to_all_cores(tiny_llama: Path, monkeypatch: pytest.Monk
     cpu_choice.take_threads(settings_of(tiny_llama).model_copy(update={"threads": None}))
     cpu_choice.take_threads(settings_of(tiny_llama))
     assert given == [2, 1]
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_gguf_file_keeps_its_bits_in_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    """Few bits beside the 16, the same logits; where float32 on the way has no room, 16 bits alone."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", SHAPE, GGMLQuantizationType.Q4_1)
+    chosen = settings_of(path, "--dtype", "bfloat16", "--num-blocks", "8")
+    if not room:
+        monkeypatch.setattr(cpu_choice.host, "memory", lambda: (1 << 34, 300_000))
+    model = load(examine(chosen)).runner.decoder
+    monkeypatch.setattr(cpu_choice, "keeps_file_bits", lambda *_: False)
+    plain = load(examine(chosen)).runner.decoder
+    assert isinstance(model, CpuDecoder)
+    assert (model.weight_bytes > plain.weight_bytes) == room
+    for rows in (1, 20):
+        hidden = torch.randn(rows, SHAPE.hidden, generator=torch.Generator().manual_seed(0))
+        assert model.logits(hidden).clone().equal(plain.logits(hidden))

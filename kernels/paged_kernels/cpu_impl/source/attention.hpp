@@ -1,4 +1,4 @@
-// Causal attention of rows of any length over their blocks, and the store of new keys and values.
+// Causal attention of rows of any length over their blocks.
 //
 // Owns the tiles of keys and the running softmax (Milakov and Gimelshein, arXiv 1805.02867; the tiling is that of
 // FlashAttention, Dao et al., arXiv 2205.14135); knows no layer. Invariant: tiles of keys begin at fixed positions and
@@ -81,26 +81,29 @@ static inline void score_rows(float *scores, const typename Word<T>::type *query
         for (int v = 0; v < VECTORS; v++) store(scores + r * KEYS + v * LANES, acc[r][v]);
 }
 
-// out[r] += weights[r] times values, for WIDE vectors of each head.
-template <int ROWS, int WIDE>
-static inline void weigh_rows(float *out, const float *weights, const float *values, int ld) {
+// out[r] += weights[r] times values, for WIDE vectors of each head. A word is a key's value, or those of two keys.
+template <class T, int ROWS, int WIDE>
+static inline void weigh_rows(float *out, const float *weights, const typename Word<T>::type *values, int ld) {
     vfloat acc[ROWS][WIDE];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < WIDE; v++) acc[r][v] = load<vfloat>(out + r * ld + v * LANES);
-    for (int key = 0; key < KEYS; key++) {
+    for (int word = 0; word < Word<T>::count(KEYS); word++) {
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < ROWS; r++) {
+            typename Word<T>::type weight;
+            std::memcpy(&weight, (const char *)(weights + r * KEYS) + word * sizeof(weight), sizeof(weight));
 #pragma GCC unroll 4
-            for (int v = 0; v < WIDE; v++) acc[r][v] += load<vfloat>(values + key * ld + v * LANES) * weights[r * KEYS + key];
+            for (int v = 0; v < WIDE; v++) acc[r][v] = Word<T>::add(acc[r][v], values + word * ld + v * LANES, weight);
+        }
     }
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < WIDE; v++) store(out + r * ld + v * LANES, acc[r][v]);
 }
 
-template <int ROWS> static inline void weigh_all(float *out, const float *weights, const float *values, int ld) {
+template <class T, int ROWS> static inline void weigh_all(float *out, const float *weights, const typename Word<T>::type *values, int ld) {
     int at = 0;
-    for (; at + 4 * LANES <= ld; at += 4 * LANES) weigh_rows<ROWS, 4>(out + at, weights, values + at, ld);
-    for (; at < ld; at += LANES) weigh_rows<ROWS, 1>(out + at, weights, values + at, ld);
+    for (; at + 4 * LANES <= ld; at += 4 * LANES) weigh_rows<T, ROWS, 4>(out + at, weights, values + at, ld);
+    for (; at < ld; at += LANES) weigh_rows<T, ROWS, 1>(out + at, weights, values + at, ld);
 }
 
 template <class T, int ROWS>
@@ -111,11 +114,11 @@ static void any_scores(int rows, float *scores, const typename Word<T>::type *qu
         any_scores<T, ROWS - 1>(rows, scores, query, keys, count, ldq);
 }
 
-template <int ROWS> static void any_weigh(int rows, float *out, const float *weights, const float *values, int ld) {
+template <class T, int ROWS> static void any_weigh(int rows, float *out, const float *weights, const typename Word<T>::type *values, int ld) {
     if (rows == ROWS)
-        weigh_all<ROWS>(out, weights, values, ld);
+        weigh_all<T, ROWS>(out, weights, values, ld);
     else if constexpr (ROWS > 1)
-        any_weigh<ROWS - 1>(rows, out, weights, values, ld);
+        any_weigh<T, ROWS - 1>(rows, out, weights, values, ld);
 }
 
 template <int... I> static inline vint ascending(std::integer_sequence<int, I...>) { return vint{I...}; }
@@ -124,7 +127,9 @@ static inline vfloat soft_cap(vfloat x, float cap) {  // cap * tanh(x / cap)
     return cap - 2 * cap / (exponential(x * (2 / cap)) + 1);
 }
 
-// One row of scores against keys [begin, begin + KEYS) becomes weights; `from` and `to` bound the visible keys.
+// One row of scores against keys [begin, begin + KEYS) becomes weights of type T, in place; `from` and `to` bound the
+// visible keys.
+template <class T>
 static inline void soften(float *scores, float *peak, float *mass, float *out, int ld, const Attention &a, int64_t begin, int64_t from, int64_t to) {
     const vfloat hidden = splat(-__builtin_inff());
     vfloat score[VECTORS], best = hidden;
@@ -147,7 +152,7 @@ static inline void soften(float *scores, float *peak, float *mass, float *out, i
     vfloat total = load<vfloat>(mass) * factor;
     for (int v = 0; v < VECTORS; v++) {
         vfloat weight = exponential(score[v] - base);
-        store(scores + v * LANES, weight);
+        store_floats((T *)scores + v * LANES, weight);
         total += weight;
     }
     store(mass, total);
@@ -156,13 +161,38 @@ static inline void soften(float *scores, float *peak, float *mass, float *out, i
     *peak = top;
 }
 
+// The values of `count` keys, `apart` elements between them, from key `at` of the tile on, as words [key][ld].
+static inline void take_values(float *values, int64_t at, const float *from, int64_t apart, int64_t count, int dim, int ld) {
+    for (int64_t i = 0; i < count; i++) std::memcpy(values + (at + i) * ld, from + i * apart, sizeof(float) * dim);
+}
+// As [pair of keys][ld].
+static inline void take_values(uint32_t *values, int64_t at, const bf16 *from, int64_t apart, int64_t count, int dim, int ld) {
+    for (int64_t i = 0; i < count;) {
+        uint32_t *to = values + (at + i) / 2 * ld;
+        const bf16 *low = from + i * apart, *high = low + apart;
+        const bool odd = (at + i) % 2, both = !odd && i + 1 < count;
+        int d = 0;
+        if (both)
+            for (; d + LANES <= dim; d += LANES)
+                store(to + d, __builtin_convertvector(load<vhalf>(low + d), vuint) | __builtin_convertvector(load<vhalf>(high + d), vuint) << 16);
+        for (; d < dim; d++) {
+            bf16 pair[2];
+            std::memcpy(pair, to + d, 4);
+            pair[odd] = low[d];
+            if (both) pair[1] = high[d];
+            std::memcpy(to + d, pair, 4);
+        }
+        i += both ? 2 : 1;
+    }
+}
+
 // Copies the keys and values of positions [begin, end) of a row into the tile; what is left of the tile is zero.
 template <class T>
-static inline void gather(const Attention &a, int row, int head, int64_t begin, int64_t end, typename Word<T>::type *keys, float *values, int ld) {
+static inline void gather(const Attention &a, int row, int head, int64_t begin, int64_t end, typename Word<T>::type *keys, typename Word<T>::type *values, int ld) {
     const int dim = a.head_dim;
     if (end - begin < KEYS) {
         std::memset(keys, 0, sizeof(*keys) * KEYS * Word<T>::count(dim));
-        std::memset(values + (end - begin) * ld, 0, sizeof(float) * (KEYS - (end - begin)) * ld);
+        std::memset(values, 0, sizeof(*values) * Word<T>::count(KEYS) * ld);
     }
     const int32_t *table = a.tables + row * a.table_row;
     for (int64_t at = begin; at < end;) {
@@ -175,13 +205,7 @@ static inline void gather(const Attention &a, int row, int head, int64_t begin, 
             for (; spread + LANES <= count; spread += LANES)
                 spread_keys(keys + (at - begin + spread), (const char *)(from + spread * a.pool_slot), a.pool_slot * sizeof(T), dim * sizeof(T) / 4);
         for (; spread < count; spread++) spread_key(keys + (at - begin + spread), from + spread * a.pool_slot, dim);
-        for (int64_t i = 0; i < count; i++) {
-            const T *value = (const T *)a.v_pool + start + i * a.pool_slot;
-            float *to = values + (at - begin + i) * ld;
-            int d = 0;
-            for (; d + LANES <= dim; d += LANES) store(to + d, load_floats(value + d));
-            for (; d < dim; d++) to[d] = to_float(value[d]);
-        }
+        take_values(values, at - begin, (const T *)a.v_pool + start, a.pool_slot, count, dim, ld);
         at += count;
     }
 }
@@ -192,12 +216,13 @@ template <class T, class Out> static void attend(const Attention &a, const Work 
     const int ld = (dim + LANES - 1) / LANES * LANES, rows = work.count * group;
     const int first_token = a.starts[work.row], context = a.contexts[work.row];
     const int64_t behind = context - (a.starts[work.row + 1] - first_token);  // context before the row's first query
-    float *values = scratch((size_t)2 * KEYS * ld + (size_t)rows * (2 * ld + KEYS + LANES + 16) + 16 * 6);
-    float *scores = values + KEYS * ld, *out = scores + rows * KEYS, *mass = out + rows * ld;
+    float *space = scratch((size_t)2 * KEYS * ld + (size_t)rows * (2 * ld + KEYS + LANES + 16) + 16 * 6);
+    W *values = (W *)space;
+    float *scores = space + KEYS * ld, *out = scores + rows * KEYS, *mass = out + rows * ld;
     W *query = (W *)(mass + rows * LANES), *keys = (W *)((float *)query + (rows * ld + 15) / 16 * 16);
     float *peak = (float *)keys + KEYS * ld;
     std::memset(out, 0, sizeof(float) * rows * ld);
-    std::memset(values, 0, sizeof(float) * KEYS * ld);
+    std::memset(values, 0, sizeof(W) * Word<T>::count(KEYS) * ld);
     std::memset(mass, 0, sizeof(float) * rows * LANES);
     std::memset(query, 0, sizeof(W) * rows * count);
     for (int r = 0; r < rows; r++) {
@@ -217,11 +242,11 @@ template <class T, class Out> static void attend(const Attention &a, const Work 
         for (int r = 0; r < rows; r++) {
             const int64_t to = behind + work.first + r / group + 1;
             const int64_t from = a.window > 0 && to > a.window ? to - a.window : 0;
-            soften(scores + r * KEYS, peak + r, mass + r * LANES, out + r * ld, ld, a, begin, from, to);
+            soften<T>(scores + r * KEYS, peak + r, mass + r * LANES, out + r * ld, ld, a, begin, from, to);
         }
         for (int r = 0; r < rows; r += SCORE_ROWS) {
             const int some = rows - r < SCORE_ROWS ? rows - r : SCORE_ROWS;
-            any_weigh<SCORE_ROWS>(some, out + r * ld, scores + r * KEYS, values, ld);
+            any_weigh<T, SCORE_ROWS>(some, out + r * ld, scores + r * KEYS, values, ld);
         }
     }
     for (int r = 0; r < rows; r++) {
@@ -253,32 +278,5 @@ template <class T, class Out> static int paged_attention(const Attention &a) {
     pool().run(int64_t(list.size()) * a.kv_heads, [&](int64_t task) {
         attend<T, Out>(a, list[task / a.kv_heads], int(task % a.kv_heads));
     });
-    return 0;
-}
-
-struct Store {  // strides in elements; slots int32 or int64 by slot_bytes
-    const void *key, *value;
-    void *k_pool, *v_pool;
-    const void *slots;
-    int64_t tokens, slot_bytes, key_token, key_head, value_token, value_head;
-    int64_t pool_block, pool_slot, pool_head, num_blocks;
-    int32_t block_size, kv_heads, head_dim, element_bytes;
-};
-
-// 0, or 1 when a slot lies outside the pool; nothing is written then.
-static int store_kvcache(const Store &s) {
-    auto slot = [&](int64_t t) { return s.slot_bytes == 8 ? ((const int64_t *)s.slots)[t] : ((const int32_t *)s.slots)[t]; };
-    for (int64_t t = 0; t < s.tokens; t++)
-        if (slot(t) >= s.num_blocks * s.block_size) return 1;
-    const size_t size = (size_t)s.head_dim * s.element_bytes;
-    for (int64_t t = 0; t < s.tokens; t++) {
-        if (slot(t) < 0) continue;
-        const int64_t base = slot(t) / s.block_size * s.pool_block + slot(t) % s.block_size * s.pool_slot;
-        for (int h = 0; h < s.kv_heads; h++) {
-            const int64_t to = (base + h * s.pool_head) * s.element_bytes;
-            std::memcpy((char *)s.k_pool + to, (const char *)s.key + (t * s.key_token + h * s.key_head) * s.element_bytes, size);
-            std::memcpy((char *)s.v_pool + to, (const char *)s.value + (t * s.value_token + h * s.value_head) * s.element_bytes, size);
-        }
-    }
     return 0;
 }

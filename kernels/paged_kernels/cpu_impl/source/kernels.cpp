@@ -4,6 +4,7 @@
 // argument was out of range: 1 a slot, 2 a block, 3 a position.
 #include "layers.hpp"
 #include "pack.hpp"
+#include "store.hpp"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -24,12 +25,13 @@ EXPORT int32_t octavo_paged_attention(const Attention *attention, int32_t is_bf1
 }
 
 EXPORT int64_t octavo_packed_words(const Weight *w) { return panels(*w) * words(*w) * PANEL; }
-EXPORT int64_t octavo_packed_scales(const Weight *w) { return w->format >= INT8 ? panels(*w) * groups(*w) * PANEL : 0; }
-EXPORT void octavo_pack(const Weight *w, const float *from) { pack(*w, from); }
+EXPORT int64_t octavo_wide_words(const Weight *w) { return w->format >= GRID8 ? panels(*w) * words(widened(*w)) * PANEL : 0; }
+EXPORT int64_t octavo_packed_scales(const Weight *w) { return has_groups(*w) ? panels(*w) * groups(*w) * PANEL : 0; }
+EXPORT int32_t octavo_pack(const Weight *w, const float *from) { return pack(*w, from); }
 
 // to [rows, columns] float32 = x [rows, k] (padded with zeros to whole words and groups) times the weight, plus bias.
 EXPORT void octavo_linear(const Weight *w, const void *x, int64_t ld, int64_t rows, float *to) {
-    if (w->format == BFLOAT16)
+    if (has_bf16_inputs(*w))
         put_product(to, w->columns, *w, (const bf16 *)x, ld, rows);
     else
         put_product(to, w->columns, *w, (const float *)x, ld, rows);
@@ -39,7 +41,7 @@ EXPORT int32_t octavo_run_layers(const Step *step, const Layer *layers, int64_t 
 
 // logits [rows, columns] float32 of hidden rows [rows, n]: final norm, then the head; normed is scratch [rows, ld].
 EXPORT void octavo_logits(const Weight *head, const float *norm, float eps, const float *hidden, int64_t rows, void *normed, int64_t ld, float *logits) {
-    if (head->format == BFLOAT16)
+    if (has_bf16_inputs(*head))
         norm_rows((bf16 *)normed, ld, hidden, norm, rows, head->k, eps);
     else
         norm_rows((float *)normed, ld, hidden, norm, rows, head->k, eps);

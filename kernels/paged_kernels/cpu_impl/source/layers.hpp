@@ -3,6 +3,7 @@
 // Owns the order of a layer and its buffers' meaning; knows neither embedding nor sampling. Invariant: the residual
 // stream is float32 whatever the weights are, and every result of a token depends on that token and its context.
 #pragma once
+#include <chrono>
 #include <cmath>
 
 #include "attention.hpp"
@@ -31,6 +32,25 @@ struct Step {
     int32_t hidden_size, pool_is_bf16, activations_are_bf16;
     int32_t rotary_dim, qk_norm_is_wide, gelu;  // wide: one norm over all heads; gelu: its tanh form, else SiLU
     float norm_eps;
+    int64_t *spent;  // [PARTS], nanoseconds that the parts of all layers took are added; null: nobody asks
+};
+
+enum Part { NORMS, QKV, ROTATE, ATTEND, OUT, GATE_UP, DOWN, PARTS };
+
+// Since when a part runs; `ends` books the time on it and begins the next.
+class Watch {
+  public:
+    explicit Watch(int64_t *spent) : spent_(spent), since_(spent ? now() : 0) {}
+    void ends(Part part) {
+        if (!spent_) return;
+        const int64_t at = now();
+        spent_[part] += at - since_;
+        since_ = at;
+    }
+
+  private:
+    static int64_t now() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+    int64_t *spent_, since_;
 };
 
 // RMSNorm (Zhang and Sennrich, arXiv 1910.07467).
@@ -181,9 +201,13 @@ template <class T, class X> static int run_layer(const Step &step, const Layer &
     const Attention &shape = step.attention;
     const int64_t rows = step.tokens, n = step.hidden_size;
     X *normed = (X *)step.normed, *attended = (X *)step.attended, *gated = (X *)step.gated;
+    Watch watch(step.spent);
     norm_rows(normed, step.normed_ld, step.hidden, layer.input_norm, rows, n, step.norm_eps);
+    watch.ends(NORMS);
     put_product(step.qkv, layer.qkv.columns, layer.qkv, normed, step.normed_ld, rows);
+    watch.ends(QKV);
     rotate_and_store<T>(step, layer);
+    watch.ends(ROTATE);
     Attention attention = shape;
     attention.query = step.query;
     attention.query_head = attention.out_head = shape.head_dim;
@@ -194,10 +218,15 @@ template <class T, class X> static int run_layer(const Step &step, const Layer &
     attention.v_pool = layer.v_pool;
     attention.window = int32_t(layer.window);
     if (int wrong = paged_attention<T, X>(attention)) return wrong;
+    watch.ends(ATTEND);
     add_to_stream(step, layer.attention_out_norm, layer.out, attended, step.attended_ld);
+    watch.ends(OUT);
     norm_rows(normed, step.normed_ld, step.hidden, layer.post_norm, rows, n, step.norm_eps);
+    watch.ends(NORMS);
     gated_product(gated, step.gated_ld, layer.gate_up, normed, step.normed_ld, rows, step.gelu);
+    watch.ends(GATE_UP);
     add_to_stream(step, layer.mlp_out_norm, layer.down, gated, step.gated_ld);
+    watch.ends(DOWN);
     return 0;
 }
 

@@ -1,52 +1,12 @@
 // Products of a few or many rows of activations with a weight that was packed once: float32, bfloat16, int8, 4-bit.
 //
-// Owns the packed layout and the register tiles; knows no model. Invariant: an output's sum runs over k in one
+// Owns the register tiles and the loop over them; knows no model. Invariant: an output's sum runs over k in one
 // order, whatever the number of rows, so that a row's result does not depend on its batch in a single bit.
-//
-// Layout: panels of PANEL = 2 * LANES output columns. A panel is [k / per_word][2][LANES] 32-bit words; a word holds
-// the weights of one column for the next 1 (float32), 2 (bfloat16), 4 (int8) or 8 (4-bit) k. Quantised weights have
-// groups of 32 k with [groups][2][LANES] IEEE halves of scale, and for 4-bit as many of the least value. With
-// `gated`, a panel is LANES columns of the first half of the weight's rows beside the same ones of the second half.
 #pragma once
-#include "pool.hpp"
-#include "simd.hpp"
+#include "grid.hpp"
 
-constexpr int PANEL = 2 * LANES;
-constexpr int GROUP = 32;
 constexpr int64_t NEAR_BYTES = 400 << 10;  // activations that a core's second cache keeps beside a panel
-enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
-
-struct Weight {  // columns: outputs, k: inputs; bias [columns] float32 or null
-    const void *data;
-    const uint16_t *scales, *least;
-    const float *bias;
-    int32_t format, columns, k, gated;
-};
-
-static inline int64_t up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-static inline int per_word(int format) { return 1 << format; }
-static inline int64_t words(const Weight &w) {
-    int64_t k = w.format >= INT8 ? up(w.k, GROUP) : w.k;
-    return up(k, per_word(w.format)) / per_word(w.format);
-}
-static inline int64_t groups(const Weight &w) { return up(w.k, GROUP) / GROUP; }
-static inline int64_t panels(const Weight &w) {
-    return w.gated ? up(w.columns / 2, LANES) / LANES : up(w.columns, PANEL) / PANEL;
-}
-
-// The row of the plain weight [columns, k] at a place of the packed one, or -1 for padding.
-static inline int64_t source_row(const Weight &w, int64_t panel, int half, int lane) {
-    if (!w.gated) {
-        int64_t row = panel * PANEL + half * LANES + lane;
-        return row < w.columns ? row : -1;
-    }
-    int64_t row = panel * LANES + lane, size = w.columns / 2;
-    return row < size ? row + half * size : -1;
-}
-
-struct Tile {
-    vfloat sum[2];
-};
+constexpr int FEW_ROWS = LANES == 16 ? 8 : 2;  // up to here a grid's weights are made in registers for one tile
 
 template <int ROWS> static inline void tile_float32(Tile *tile, const Weight &w, int64_t panel, const float *x, int64_t ldx) {
     const float *at = (const float *)w.data + panel * words(w) * PANEL;
@@ -131,12 +91,15 @@ template <int FORMAT, int ROWS, class X>
 static inline void tile_of(Tile *tile, const Weight &w, int64_t panel, const X *x, int64_t ldx) {
     if constexpr (FORMAT == FLOAT32) tile_float32<ROWS>(tile, w, panel, x, ldx);
     if constexpr (FORMAT == BFLOAT16) tile_bfloat16<ROWS>(tile, w, panel, x, ldx);
+    if constexpr (FORMAT == GRID8) tile_grid<8, ROWS>(tile, w, panel, x, ldx);
+    if constexpr (FORMAT == GRID4) tile_grid<4, ROWS>(tile, w, panel, x, ldx);
     if constexpr (FORMAT == INT8) tile_quantised<8, ROWS>(tile, w, panel, x, ldx);
     if constexpr (FORMAT == INT4) tile_quantised<4, ROWS>(tile, w, panel, x, ldx);
 }
 
 template <int FORMAT> constexpr int rows_of_tile() {
-    return FORMAT >= INT8 ? (TILE_ROWS >= 8 ? 4 : 2) : TILE_ROWS;
+    if (FORMAT == GRID8 || FORMAT == GRID4) return FEW_ROWS;
+    return FORMAT == INT8 || FORMAT == INT4 ? (TILE_ROWS >= 8 ? 4 : 2) : TILE_ROWS;
 }
 
 template <int FORMAT, class X, int ROWS>
@@ -170,7 +133,10 @@ static void multiply_as(const Weight &w, const X *x, int64_t ldx, int64_t rows, 
 template <class X, class Done>
 static void multiply(const Weight &w, const X *x, int64_t ldx, int64_t rows, const Done &done) {
     if constexpr (sizeof(X) == 2) {
-        multiply_as<BFLOAT16>(w, x, ldx, rows, done);
+        if (w.format == BFLOAT16) return multiply_as<BFLOAT16>(w, x, ldx, rows, done);
+        if (rows > FEW_ROWS) return multiply_as<BFLOAT16>(widened(w), x, ldx, rows, done);
+        if (w.format == GRID8) multiply_as<GRID8>(w, x, ldx, rows, done);
+        if (w.format == GRID4) multiply_as<GRID4>(w, x, ldx, rows, done);
     } else {
         if (w.format == FLOAT32) multiply_as<FLOAT32>(w, x, ldx, rows, done);
         if (w.format == INT8) multiply_as<INT8>(w, x, ldx, rows, done);

@@ -1,11 +1,12 @@
-// From a plain float32 weight [columns, k] to the packed layouts of linear.hpp, quantising on the way.
+// From a plain float32 weight [columns, k] to the packed layouts of packed.hpp, quantising on the way.
 //
 // Owns rounding and grouping; knows no product. Invariant: a weight that already lies on the grid of its group (as
 // one read from a Q8_0 or Q4_1 file does) comes through exactly, within the rounding of its scale to a half.
 #pragma once
+#include <atomic>
 #include <cmath>
 
-#include "linear.hpp"
+#include "packed.hpp"
 
 static inline uint16_t to_half(float x) {  // to nearest, ties to even; beyond the largest half: infinity
     uint32_t u = bits<uint32_t>(x), sign = (u >> 16) & 0x8000, size = u & 0x7fffffff;
@@ -31,7 +32,7 @@ static inline float quantise_int8(const float *from, int64_t count, int *numbers
     float scale = half_value(to_half(most / 127));
     for (int64_t i = 0; i < count; i++) {
         float n = scale > 0 ? std::nearbyint(from[i] / scale) : 0;
-        numbers[i] = int(n > 127 ? 127 : n < -127 ? -127 : n);
+        numbers[i] = int(n > 127 ? 127 : n > -127 ? n : -127);
     }
     return scale;
 }
@@ -46,7 +47,7 @@ static inline float quantise_int4(const float *from, int64_t count, int *numbers
     float scale = half_value(to_half((high - low) / 15));
     for (int64_t i = 0; i < count; i++) {
         float n = scale > 0 ? std::nearbyint((from[i] - *least) / scale) : 0;
-        numbers[i] = int(n > 15 ? 15 : n < 0 ? 0 : n);
+        numbers[i] = int(n > 15 ? 15 : n > 0 ? n : 0);
     }
     return scale;
 }
@@ -65,38 +66,51 @@ static inline void pack_plain(const Weight &w, const float *from, int64_t panel,
     }
 }
 
-static inline void pack_quantised(const Weight &w, const float *from, int64_t panel, int half, int lane) {
+// Whether the numbers of a group give back every value's bfloat16, bit by bit.
+static inline bool on_grid(const float *values, int64_t count, const int *numbers, float scale, float least) {
+    for (int64_t i = 0; i < count; i++)
+        if (to_bf16(numbers[i] * scale + least) != to_bf16(values[i])) return false;
+    return true;
+}
+
+static inline bool pack_groups(const Weight &w, const float *from, int64_t panel, int half, int lane) {
     const int64_t row = source_row(w, panel, half, lane), count = groups(w);
-    const int per = per_word(w.format), width = 32 / per;
-    const int64_t words_a_group = GROUP / per;
-    uint32_t *to = (uint32_t *)w.data + panel * words(w) * PANEL + half * LANES + lane;
+    const int per = per_word(w), width = 32 / per;
+    const uint32_t mask = (1u << width) - 1;
+    const int64_t words_a_group = GROUP / per * PANEL;
+    uint32_t *to = (uint32_t *)w.data + panel * words(w) * PANEL;
     for (int64_t g = 0; g < count; g++) {
         const int64_t first = g * GROUP, real = row < 0 ? 0 : (w.k - first < GROUP ? w.k - first : GROUP);
         int numbers[GROUP] = {};
         float scale = 0, least = 0;
         if (real > 0) {
             const float *values = from + row * w.k + first;
-            scale = w.format == INT8 ? quantise_int8(values, real, numbers) : quantise_int4(values, real, numbers, &least);
+            scale = has_least(w) ? quantise_int4(values, real, numbers, &least) : quantise_int8(values, real, numbers);
+            if (w.format >= GRID8 && !on_grid(values, real, numbers, scale, least)) return false;
         }
         const int64_t place = (panel * count + g) * PANEL + half * LANES + lane;
         ((uint16_t *)w.scales)[place] = to_half(scale);
-        if (w.format == INT4) ((uint16_t *)w.least)[place] = to_half(least);
-        for (int64_t word = 0; word < words_a_group; word++) {
-            uint32_t value = 0;
-            for (int j = 0; j < per; j++)
-                value |= (uint32_t(numbers[word * per + j]) & ((1u << width) - 1)) << (width * j);
-            to[(g * words_a_group + word) * PANEL] = value;
+        if (has_least(w)) ((uint16_t *)w.least)[place] = to_half(least);
+        for (int k = 0; k < GROUP; k++) {
+            Place at = {(k / per * 2 + half) * LANES + lane, k % per};
+            if (w.format >= GRID8) at = grid_place(w, half, lane, k);
+            to[g * words_a_group + at.word] |= (uint32_t(numbers[k]) & mask) << (at.number * width);
         }
     }
+    return true;
 }
 
-static inline void pack(const Weight &w, const float *from) {
+// False when the weight does not lie on the grid that its format names; it is of no use then.
+static inline bool pack(const Weight &w, const float *from) {
+    std::atomic<bool> fits{true};
+    const Weight plain = has_groups(w) ? widened(w) : w;
     pool().run(panels(w), [&](int64_t panel) {
+        if (has_groups(w)) std::memset((uint32_t *)w.data + panel * words(w) * PANEL, 0, sizeof(uint32_t) * words(w) * PANEL);
         for (int half = 0; half < 2; half++)
-            for (int lane = 0; lane < LANES; lane++)
-                if (w.format >= INT8)
-                    pack_quantised(w, from, panel, half, lane);
-                else
-                    pack_plain(w, from, panel, half, lane);
+            for (int lane = 0; lane < LANES && fits.load(std::memory_order_relaxed); lane++) {
+                if (plain.data) pack_plain(plain, from, panel, half, lane);
+                if (has_groups(w) && !pack_groups(w, from, panel, half, lane)) fits.store(false);
+            }
     });
+    return fits.load();
 }

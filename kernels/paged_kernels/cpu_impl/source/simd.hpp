@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -116,11 +116,15 @@ static inline vfloat load_floats(const bf16 *from) {
 
 static inline void store_floats(float *to, vfloat v) { store(to, v); }
 static inline void store_floats(bf16 *to, vfloat v) {
+#if defined(__AVX512BF16__)
+    store(to, _mm512_cvtneps_pbh((__m512)v));
+#else
     vuint u = bits<vuint>(v);
     u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
     vuint nan = bits<vuint>(v != v);
     u = (nan & 0x7fc0) | (~nan & u);
     store(to, __builtin_convertvector(u, vhalf));
+#endif
 }
 
 // acc + the two products of each lane's pair of bfloat16; `pair` holds one pair for all lanes.
