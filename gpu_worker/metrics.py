@@ -69,6 +69,11 @@ class WorkerMetrics:
         )
         for outcome in OUTCOMES:
             self._steps.labels(outcome)
+        self._replays = Counter(
+            "octavo_worker_graph_replays_total",
+            "Steps that ran as one CUDA graph; the others were launched operation by operation.",
+            registry=self.registry,
+        )
         self._failed_rows = Counter(
             "octavo_worker_failed_rows_total", "Rows failed, by reason.", ["reason"], registry=self.registry
         )
@@ -97,6 +102,7 @@ class WorkerMetrics:
     def step_done(self, outcome: StepOutcome) -> None:
         """One step answered with tokens."""
         self._steps.labels("ok").inc()
+        self._replays.inc(outcome.replayed)
         barred = len(outcome.barred_rows.intersection(outcome.failed_rows))
         self._failed_rows.labels("grammar_failed").inc(barred)
         self._failed_rows.labels("non_finite_logits").inc(len(outcome.failed_rows) - barred)

@@ -40,7 +40,7 @@ class StepOutcome:
     and (row, first position, values) of prompts; times in seconds on the device's own clock.
 
     sample_seconds is part of forward_seconds, and 0 where a graph holds both. gap_seconds: since the end of
-    the step before, 0 for the first.
+    the step before, 0 for the first. replayed: whether it ran as one graph.
     """
 
     token_ids: Int32Array
@@ -53,6 +53,7 @@ class StepOutcome:
     prompt_logprobs: tuple[tuple[int, int, TokenLogprobs], ...] = ()
     transfers: Acknowledged = NOTHING
     barred_rows: frozenset[int] = frozenset()
+    replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,14 @@ class PendingStep:
         marks: _Marks,
         prompts: Sequence[tuple[PromptSpan, PendingLogprobs]] = (),
         transfers: Callable[[], Acknowledged] = lambda: NOTHING,
+        replayed: bool = False,
     ) -> None:
         self._sample_rows = sample_rows
         self._drawn = drawn
         self._marks = marks
         self._prompts = prompts
         self._transfers = transfers
+        self._replayed = replayed
 
     def wait(self) -> StepOutcome:
         """Called once, from the thread that answers. Raises what the device raises."""
@@ -100,6 +103,7 @@ class PendingStep:
             prompt_logprobs=tuple((span.row, span.first, found.read()) for span, found in self._prompts),
             transfers=self._transfers(),
             barred_rows=frozenset() if drawn is None else drawn.barred,
+            replayed=self._replayed,
         )
 
 
@@ -213,7 +217,7 @@ class ModelRunner:
         end = self.device.mark()
         marks = _Marks(self._last_end, start, moved, end, end)
         self._last_end = end
-        return PendingStep(plan.sample_rows, drawn, marks, transfers=self._acknowledging(plan))
+        return PendingStep(plan.sample_rows, drawn, marks, transfers=self._acknowledging(plan), replayed=True)
 
     def _launch_eagerly(self, plan: Plan, spans: Sequence[PromptSpan]) -> PendingStep:
         start = self.device.mark()

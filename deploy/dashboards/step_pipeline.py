@@ -92,8 +92,14 @@ DASHBOARD = Dashboard(
             ),
         ),
         Panel(
-            "Worker's steps", "ops", "octavo_worker_steps_total by outcome.",
-            (("{{outcome}}", rate("octavo_worker_steps_total", by="outcome")),), stacked=True,
+            "Worker's steps", "ops",
+            "octavo_worker_steps_total by outcome, and octavo_worker_graph_replays_total: those that ran as "
+            "one CUDA graph.",
+            (
+                ("{{outcome}}", rate("octavo_worker_steps_total", by="outcome")),
+                ("as a graph", rate("octavo_worker_graph_replays_total")),
+            ),
+            stacked=True, lines=("as a graph",),
         ),
         Panel(
             "Worker memory", "bytes", "octavo_worker_memory_bytes by use.",

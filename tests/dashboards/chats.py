@@ -47,13 +47,15 @@ class Chats:
             await asyncio.sleep(2)
 
     async def _answer(self, messages: list[dict[str, str]], n: int) -> str:
+        answer = await self._http.post(_PATH, json=_body(messages, n))
+        assert answer.status_code == 200, answer.text
         parts: list[str] = []
-        async with self._http.stream("POST", _PATH, json=_body(messages, n)) as answer:
-            assert answer.status_code == 200, await answer.aread()
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    choices = json.loads(line.removeprefix("data: "))["choices"]
-                    parts += [one["delta"].get("content") or "" for one in choices if one["index"] == 0]
+        for line in answer.content.split(
+            b"\n"
+        ):  # not by what else ends a line in Unicode: the text is random
+            if line.startswith(b"data: {"):
+                choices = json.loads(line.removeprefix(b"data: "))["choices"]
+                parts += [one["delta"].get("content") or "" for one in choices if one["index"] == 0]
         return "".join(parts)
 
 

@@ -11,8 +11,21 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.model_runner import ModelRunner
 from tests.fixtures.graph_cases import SHAPES, all_outputs, tiny_folder
+from tests.fixtures.hand_plans import HandPlanner, HandSequence
 from tests.fixtures.tiny_runner import make_runner
+
+
+def replays(runner: ModelRunner) -> bool:
+    """Whether a step that fits a bucket says that it ran as one graph."""
+    runner.reset()
+    planner, sequence = (
+        HandPlanner(runner.pool.num_blocks, runner.pool.block_size),
+        HandSequence(0, [5, 6, 7]),
+    )
+    return runner.launch(planner.plan([(sequence, 3)])).wait().replayed
+
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
@@ -28,5 +41,6 @@ if __name__ == "__main__":
             results[name] = {
                 "equal": all_outputs(runner, outputs=1) == expected,
                 "tokens": sum(map(len, expected)),
+                "replayed": replays(runner),
             }
     json.dump(results, sys.stdout)

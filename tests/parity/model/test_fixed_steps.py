@@ -25,6 +25,7 @@ def test_fused_and_fixed_size_steps_equal_the_torch_path() -> None:
     for name, result in results.items():
         assert result["equal"], name
         assert result["tokens"] > 30
+    assert {name for name, result in results.items() if result["replayed"]} == {"qwen3"}
 
 
 @pytest.mark.timeout(600)

@@ -22,7 +22,9 @@ def test_every_series_exists_before_the_first_step() -> None:
     metrics.loaded(PoolSize(10, 1000, 900, 300, 100, 400, 100))
     metrics.session_accepted()
     metrics.step_done(
-        StepOutcome(NO_IDS, (3, 4, 5), 0.02, 0.005, 0.001, 0.0004, barred_rows=frozenset((4, 5)))
+        StepOutcome(
+            NO_IDS, (3, 4, 5), 0.02, 0.005, 0.001, 0.0004, barred_rows=frozenset((4, 5)), replayed=True
+        )
     )
     metrics.step_failed("invalid_plan")
     after = scrape(metrics)
@@ -35,6 +37,7 @@ def test_every_series_exists_before_the_first_step() -> None:
         'octavo_worker_memory_bytes{use="pool"}': 400,
         'octavo_worker_memory_bytes{use="slack"}': 100,
         "octavo_worker_sessions_accepted_total": 1,
+        "octavo_worker_graph_replays_total": 1,
         'octavo_worker_steps_total{outcome="ok"}': 1,
         'octavo_worker_steps_total{outcome="invalid_plan"}': 1,
         'octavo_worker_failed_rows_total{reason="non_finite_logits"}': 1,
