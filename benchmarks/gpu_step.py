@@ -23,7 +23,7 @@ from gpu_worker.config import Settings
 from gpu_worker.loading import examine, load
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.wire import Int32Array, Plan, RowSetup, Sampling
-from paged_kernels.triton_impl import machine, mid_linear, small_linear
+from paged_kernels.triton_impl import fused_linear, machine, small_linear
 
 NONE = np.empty(0, np.int32)
 BANDWIDTH = 4.3e12
@@ -167,13 +167,13 @@ def main() -> None:
     parser.add_argument("--graphs", default="auto")
     parser.add_argument("--no-overlap", action="store_true", help="kernels wait for the whole one before")
     parser.add_argument("--small-tokens", type=int, default=small_linear.MOST_TOKENS)
-    parser.add_argument("--mid-tokens", type=int, default=mid_linear.MOST_TOKENS)
+    parser.add_argument("--split-tokens", type=int, default=fused_linear.MOST_TOKENS)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--profile", type=int, nargs="*", default=[1, 32, 256])
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     machine.OVERLAP = not options.no_overlap
-    small_linear.MOST_TOKENS, mid_linear.MOST_TOKENS = options.small_tokens, options.mid_tokens
+    small_linear.MOST_TOKENS, fused_linear.MOST_TOKENS = options.small_tokens, options.split_tokens
     started = time.perf_counter()
     settings = Settings(
         _cli_parse_args=["--model", options.model, "--load-format", "dummy", "--dtype", "bfloat16",

@@ -93,12 +93,12 @@ class FusedDecoder:
         """One layer but its last addition: returns what the next one adds to hidden."""
         fused = self.fused
         normed = fused.add_rms_norm(hidden, delta, layer.input_norm, self._eps)
-        attended = self._attend(index, layer, F.linear(normed, layer.qkv, layer.qkv_bias), step)
-        delta = F.linear(attended, layer.out, layer.out_bias)
+        attended = self._attend(index, layer, fused.linear(normed, layer.qkv, layer.qkv_bias), step)
+        delta = fused.linear(attended, layer.out, layer.out_bias)
         normed = fused.add_rms_norm(hidden, delta, layer.post_norm, self._eps)
         gate_up, down = layer.mlp
-        gated = fused.silu_mul(F.linear(normed, gate_up, layer.gate_up_bias))
-        return F.linear(gated, down, layer.down_bias)
+        gated = fused.silu_mul(fused.linear(normed, gate_up, layer.gate_up_bias), hidden.dtype)
+        return fused.linear(gated, down, layer.down_bias)
 
     def _fused_layer(
         self, linear: Callable[..., Tensor], index: int, layer: Layer, hidden: Tensor, step: FusedStep
@@ -111,7 +111,7 @@ class FusedDecoder:
         linear(gated, layer.down, layer.down_bias, into=hidden)
 
     def _attend(self, index: int, layer: Layer, qkv: Tensor, step: FusedStep) -> Tensor:
-        """Packed qkv [T, (Hq + 2 Hkv) * D] -> attention's output [T, Hq * D]."""
+        """Packed qkv [T, (Hq + 2 Hkv) * D], or its parts, -> attention's output [T, Hq * D]."""
         keys, values = self._pool.keys(index), self._pool.values(index)
         query = self.fused.rotate_store(
             qkv,
@@ -135,4 +135,4 @@ class FusedDecoder:
             step.max_context_len,
             window=self.decoder.config.windows[index],
         )
-        return attended.view(qkv.shape[0], self.decoder.config.q_size)
+        return attended.view(query.shape[0], self.decoder.config.q_size)

@@ -38,12 +38,14 @@ class FusedKernels:
     """Operations that save launches, where a backend has them; see triton_impl and fused_reference.
 
     linear_for(tokens, weights, dtype): a product that takes norm, activation and residual along, or None.
+    linear(x, weight, bias): the product, or parts of it, which add_rms_norm, silu_mul and rotate_store take.
     """
 
     add_rms_norm: Callable[..., Tensor]
-    silu_mul: Callable[[Tensor], Tensor]
+    silu_mul: Callable[..., Tensor]
     rotate_store: Callable[..., Tensor]
     linear_for: Callable[..., Callable[..., Tensor] | None]
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     embed_tokens: Callable[..., Tensor]
     gather_tables: Callable[..., None]
     draw_tokens: Callable[..., None]

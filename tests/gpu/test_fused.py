@@ -6,7 +6,10 @@ Owns the shapes; knows no service. Invariant: outputs and unused slots are NaN b
 import pytest
 import torch
 
+from paged_kernels.testing import relative_error
+from paged_kernels.triton_impl import fused_linear
 from tests.fixtures.fused_cases import fused_errors, sampling_mismatches, step_input_mismatches
+from tests.fixtures.split_cases import split_errors
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,6 +36,31 @@ def test_fused_kernels_equal_their_references(dtype: torch.dtype) -> None:
     errors = fused_errors("cuda", dtype, HEADS, sizes)
     assert len(errors) > 20
     assert not {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_in_parts_and_their_readers_equal_their_references(dtype: torch.dtype) -> None:
+    errors = split_errors("cuda", dtype)
+    assert len(errors) > 30
+    assert not {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]}
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="cut only on Hopper"
+)
+@pytest.mark.parametrize("tokens", [3, 16, 17, 32, 48, 64, 96, 128, 192, 256])
+def test_chosen_products_equal_float64(tokens: int) -> None:
+    """With the weights of Qwen3-0.6B: qkv, out, gate and up, down."""
+    generator = torch.Generator().manual_seed(tokens)
+    for inside, outside in ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024)):
+        x = torch.randn((tokens, inside), generator=generator).bfloat16().cuda()
+        weight = torch.randn((outside, inside), generator=generator).bfloat16().cuda()
+        parts = fused_linear.linear(x, weight)
+        assert (parts.dim() == 2) == (tokens > 128 and outside == 6144)
+        parts = parts.view(-1, tokens, outside)
+        error = relative_error(parts.double().sum(0), x.double() @ weight.double().T)
+        assert error < (1e-5 if parts.shape[0] > 1 else 5e-3)
+        assert torch.equal(fused_linear.linear(x, weight).view_as(parts), parts)
 
 
 @pytest.mark.parametrize("vocab", [151936, 50257, 384])

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from gpu_worker.model_runner import ModelRunner
+from paged_kernels.triton_impl import fused_linear
 from tests.fixtures.graph_cases import SHAPES, all_outputs, tiny_folder
+from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 from tests.fixtures.tiny_runner import make_runner
 
 pytestmark = [
@@ -37,5 +39,14 @@ def test_graphs_on_and_off_give_the_same_tokens_in_float32(tmp_path: Path, name:
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_replay_is_the_eager_pass_on_the_same_padded_step_in_bfloat16(tmp_path: Path, name: str) -> None:
     folder = tiny_folder(tmp_path, name)
+    eager = all_outputs(runner(folder, "bfloat16", "padded, eager"), 5)
+    assert all_outputs(runner(folder, "bfloat16", "on"), 5) == eager
+
+
+def test_a_replay_of_products_in_parts_is_the_eager_pass_on_the_same_padded_step(tmp_path: Path) -> None:
+    shape = TinyShape("qwen3", seed=8, hidden=512, heads=8, kv_heads=4, head_dim=64, intermediate=1024)
+    for weight in ((512, 1024), (512, 512), (512, 2048), (1024, 512)):
+        assert fused_linear.shape_for(6, *weight) is not None
+    folder = write_tiny_model(tmp_path / "wide", shape)
     eager = all_outputs(runner(folder, "bfloat16", "padded, eager"), 5)
     assert all_outputs(runner(folder, "bfloat16", "on"), 5) == eager

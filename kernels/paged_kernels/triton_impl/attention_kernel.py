@@ -236,7 +236,6 @@ def attention_kernel(
     """
     if overlap:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     tile, head, split = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads, tl.program_id(1)
     if not one_tile:  # the last tiles see most keys: start them first
         tile = tl.num_programs(0) // kv_heads - 1 - tile
@@ -245,14 +244,15 @@ def attention_kernel(
     first_token = tl.load(cu_query_lens + row)
     query_len = tl.load(cu_query_lens + row + 1) - first_token
     first = number * tile_tokens
-    if (query_len < min_len) | (query_len > max_len) | (first >= query_len):
-        return
+    idle = (query_len < min_len) | (query_len > max_len) | (first >= query_len)
     context = tl.load(context_lens + row)
     start_position = context - query_len + first
     end = tl.minimum(start_position + tile_tokens, context)
     begin = first_key(start_position, window, block_n, windowed)
     each, active = split_tiles(begin, end, splits, min_split_tiles, block_n)
-    if split >= active:
+    if overlap:
+        tl.extra.cuda.gdc_wait()
+    if idle | (split >= active):
         return
     lines, dims = tl.arange(0, block_m), tl.arange(0, block_d)
     tokens = first + lines // group

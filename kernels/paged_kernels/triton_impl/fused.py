@@ -11,6 +11,7 @@ FUSED = FusedKernels(
     silu_mul=norms.silu_mul,
     rotate_store=rotate_store.rotate_store,
     linear_for=fused_linear.linear_for,
+    linear=fused_linear.linear,
     embed_tokens=step_inputs.embed_tokens,
     gather_tables=step_inputs.gather_tables,
     draw_tokens=sampling.draw_tokens,

@@ -51,7 +51,6 @@ def join_kernel(
     """Join the splits that attention_kernel wrote for one line. Grid (tiles * kv_heads, lines a tile)."""
     if overlap:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     tile, head, line = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads, tl.program_id(1)
     tile_tokens = block_m // group
     row, number = find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile)
@@ -59,14 +58,15 @@ def join_kernel(
     query_len = tl.load(cu_query_lens + row + 1) - first_token
     first = number * tile_tokens
     token = first + line // group
-    if (query_len < min_len) | (query_len > max_len) | (token >= query_len):
-        return
+    idle = (query_len < min_len) | (query_len > max_len) | (token >= query_len)
     context = tl.load(context_lens + row)
     start_position = context - query_len + first
     end = tl.minimum(start_position + tile_tokens, context)
     begin = first_key(start_position, window, block_n, windowed)
     _, active = split_tiles(begin, end, splits, min_split_tiles, block_n)
-    if active == 1:
+    if overlap:
+        tl.extra.cuda.gdc_wait()
+    if idle | (active == 1):
         return
     base = (tile.to(tl.int64) * kv_heads + head) * splits
     result = _join_line(partial, partial_lse, base, line, active, head_dim, block_m, block_d, block_s)

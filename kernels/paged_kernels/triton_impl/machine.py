@@ -29,14 +29,18 @@ OVERLAP = True
 def overlaps(device: torch.device) -> bool:
     """Whether to launch with programmatic dependence: a kernel then waits itself for those before it.
 
-    Every kernel of this package that is launched so waits before it reads what others wrote and before it
-    writes, and in all its programs, so that waiting for the last kernel is waiting for all.
+    Every kernel of this package that is launched so waits before it reads what kernels of its step wrote and
+    before it writes, and in all its programs, so that waiting for the last kernel is waiting for all. Weights
+    and what is copied to the device before a step (lengths, positions, slots) it may read earlier.
     """
-    return OVERLAP and device.type == "cuda" and _capability(device) >= (9, 0)
+    return OVERLAP and capability(device) >= (9, 0)
 
 
 @lru_cache(maxsize=16)
-def _capability(device: torch.device) -> tuple[int, int]:
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability, (0, 0) for a CPU."""
+    if device.type != "cuda":
+        return 0, 0
     return torch.cuda.get_device_capability(device)
 
 

@@ -1,17 +1,20 @@
 """Steps of fixed sizes under Triton's interpreter: a program, run by test_fixed_steps.
 
-Owns the runners: one steps at any size, one at fixed sizes; knows no GPU. Invariant: TRITON_INTERPRET=1 is
-set before Triton is imported.
+Owns the runners: one steps at any size, one at fixed sizes and with products in parts; knows no GPU.
+Invariant: TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gpu_worker.model_runner import ModelRunner
+from paged_kernels.triton_impl.split_linear import Shape, split_linear
 from tests.fixtures.graph_cases import SHAPES, all_outputs, tiny_folder
 from tests.fixtures.hand_plans import HandPlanner, HandSequence
 from tests.fixtures.tiny_runner import make_runner
@@ -27,6 +30,14 @@ def replays(runner: ModelRunner) -> bool:
     return runner.launch(planner.plan([(sequence, 3)])).wait().replayed
 
 
+IN_PARTS = Shape(64, 32, 1, 16, 4, 3, held=True)
+
+
+def in_parts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What a GPU's products give where they are cut: here two to four parts."""
+    return split_linear(x, weight, bias, IN_PARTS)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     results = {}
@@ -37,6 +48,8 @@ if __name__ == "__main__":
             expected = all_outputs(make_runner(folder, backend="torch", **sizes), outputs=1)
             runner = make_runner(folder, backend="triton", **sizes)
             if name == "qwen3":
+                assert runner.fused is not None
+                runner.fused.fused = replace(runner.fused.fused, linear=in_parts)
                 runner.capture_graphs(captured=False)
             results[name] = {
                 "equal": all_outputs(runner, outputs=1) == expected,
