@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=2, help="of load A, after one that is thrown away")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--no-first-start", action="store_true", help="on a machine that has run it before")
     parser.add_argument("--vllm", default="", help="what PYTHONPATH needs for vLLM, joined by colons")
     parser.add_argument("--commit", default="")
     parser.add_argument("--worker-flags", type=str.split, default=[], help="in one string")
@@ -146,8 +147,9 @@ def main() -> None:
     report.machine(this_machine())
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(options.shape, options.tokenizer, Path(folder) / options.shape)
-        octavo_start(model, options, report)
-        vllm(model, options, report, only_start=True)
+        if not options.no_first_start:
+            octavo_start(model, options, report)
+            vllm(model, options, report, only_start=True)
         for _ in range(options.rounds):
             octavo_round(model, options, report)
             vllm(model, options, report, only_start=False)

@@ -111,6 +111,11 @@ _LOAD_TARGETS = {
         WARM: Target(None),
     },
 }
+_PEERS_NEED = {
+    "qwen3-0.6b": {"model_type": "qwen3", "hidden_act": "silu"},
+    "llama-3.1-8b": {"model_type": "llama", "hidden_act": "silu"},
+}
+"""What transformers' reading of a config wants besides the shape."""
 SHAPES = tuple(_DECODE_TARGETS)
 """Models whose real configs are in tests/data/configs; their weights are drawn."""
 
@@ -137,7 +142,7 @@ def write_model(shape: str, tokenizer: Path, folder: Path) -> Path:
     prompts of token ids never use.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(read_config(shape)))
+    (folder / "config.json").write_text(json.dumps(read_config(shape) | _PEERS_NEED[shape]))
     for name in _TOKENIZER_FILES:
         if (tokenizer / name).is_file():
             shutil.copy(tokenizer / name, folder / name)

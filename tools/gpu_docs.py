@@ -50,6 +50,7 @@ def tables(data: dict[str, Any]) -> dict[str, list[str]]:
         _line((name, shape), rows[f"{shape}: {name}"])
         for name in (LOAD_A, LOAD_C, LOAD_D, COLD, WARM, SPLIT)
         for shape in found
+        if f"{shape}: {name}" in rows
     ]
     gaps = [
         f"| {shape} | "
