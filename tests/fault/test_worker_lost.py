@@ -47,8 +47,8 @@ def streams() -> list[pb.GenerateRequest]:
 
 @pytest.fixture(scope="module")
 def stack(shared_processes: Processes, tiny_llama: Path) -> Stack:
-    # 20 streams need up to 20 * 44 blocks of 4 tokens: a pool of 500 makes them preempt each other
-    flags = ["--dtype", "float64", "--block-size", "4", "--num-blocks", "500", "--max-model-len", "256"]
+    # 20 streams need about 620 blocks of 4 tokens in all: a pool of 300 makes them preempt each other
+    flags = ["--dtype", "float64", "--block-size", "4", "--num-blocks", "300", "--max-model-len", "256"]
     process = shared_processes.serve(tiny_llama, *flags)
     return Stack(process, asyncio.run(_calm(process)))
 
