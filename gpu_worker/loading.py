@@ -180,7 +180,10 @@ def _loaded_decoder(found: Examined) -> Model:
     if not packed:
         return decoder
     cpu_choice.take_threads(found.settings)
-    return CpuDecoder(decoder, found.dtype, found.max_model_len, quantize)
+    model = CpuDecoder(decoder, found.dtype, found.max_model_len, quantize)
+    if model.num_compact:
+        _log.info("matrices that small steps read in the file's few bits: %d", model.num_compact)
+    return model
 
 
 def _loaded_transformers_model(found: Examined) -> Model:

@@ -37,8 +37,8 @@ def runs_here(kernels: Kernels, dtype: torch.dtype, config: ModelConfig) -> bool
 class CpuDecoder:
     """A loaded decoder, packed. dtype: of embedding and KV pool; quantize: "int8", "int4" or None.
 
-    bfloat16 weights of a float32 decoder are kept in fewer bits too, where that is exact. `decoder` is
-    emptied. Raises KeyError for a dtype outside FORMATS.
+    bfloat16 weights of a float32 decoder are kept in fewer bits too, where that is exact: num_compact
+    matrices. `decoder` is emptied. Raises KeyError for a dtype outside FORMATS.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class CpuDecoder:
         self.device, self.dtype = decoder.device, dtype
         self.format = quantize or FORMATS[dtype]
         self._compact = self.format == "bfloat16" and decoder.dtype == torch.float32
+        self.num_compact = 0
         self._embedding = decoder.embedding.to(dtype)
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         head = self._weight(decoder.head, HEAD_FORMATS.get(self.format, self.format))
@@ -98,7 +99,9 @@ class CpuDecoder:
         self, plain: Tensor, format_name: str, bias: Tensor | None = None, gated: bool = False
     ) -> PackedWeight:
         if self._compact:
-            return pack_exactly(plain, None if bias is None else bias.to(self.dtype), gated)
+            packed = pack_exactly(plain, None if bias is None else bias.to(self.dtype), gated)
+            self.num_compact += packed.wide is not None
+            return packed
         return pack(plain, format_name, bias, gated)
 
     def _norm(self, norm: Tensor | None) -> Tensor | None:

@@ -98,6 +98,7 @@ def test_a_gguf_file_keeps_its_bits_in_bfloat16(
     plain = load(examine(chosen)).runner.decoder
     assert isinstance(model, CpuDecoder)
     assert (model.weight_bytes > plain.weight_bytes) == room
+    assert model.num_compact == (1 + 4 * model.config.num_layers if room else 0)
     for rows in (1, 20):
         hidden = torch.randn(rows, SHAPE.hidden, generator=torch.Generator().manual_seed(0))
         assert model.logits(hidden).clone().equal(plain.logits(hidden))
