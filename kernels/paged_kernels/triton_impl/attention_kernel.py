@@ -99,7 +99,7 @@ def _attend_tile(
     k_head, v_head, k_exponents, v_exponents, first_exponent,
     block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
     columns: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr, masked: tl.constexpr,
-    windowed: tl.constexpr, capped: tl.constexpr,
+    precision: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
     scaled: tl.constexpr, paired: tl.constexpr,
 ):
     """One step of the online softmax: keys start..start + block_n; those from end on are unused slots.
@@ -113,11 +113,11 @@ def _attend_tile(
         columns, block_n, block_c, masked,
     )
     if paired:
-        scores = tl.dot(query, tl.trans(fp8.even(keys, query.dtype)), input_precision="ieee")
-        scores = tl.dot(odd_query, tl.trans(fp8.odd(keys, query.dtype)), scores, input_precision="ieee")
+        scores = tl.dot(query, tl.trans(fp8.even(keys, query.dtype)), input_precision=precision)
+        scores = tl.dot(odd_query, tl.trans(fp8.odd(keys, query.dtype)), scores, input_precision=precision)
     else:
         keys, values = keys.to(query.dtype), values.to(query.dtype)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        scores = tl.dot(query, tl.trans(keys), input_precision=precision)
     scores = scores * line_scale
     if scaled:
         used = start + tl.arange(0, block_n) < end
@@ -144,10 +144,10 @@ def _attend_tile(
         unit = new_unit
     weights = weights.to(query.dtype)
     if paired:
-        acc = tl.dot(weights, fp8.even(values, query.dtype), acc * keep[:, None], input_precision="ieee")
-        odd = tl.dot(weights, fp8.odd(values, query.dtype), odd * keep[:, None], input_precision="ieee")
+        acc = tl.dot(weights, fp8.even(values, query.dtype), acc * keep[:, None], input_precision=precision)
+        odd = tl.dot(weights, fp8.odd(values, query.dtype), odd * keep[:, None], input_precision=precision)
     else:
-        acc = tl.dot(weights, values, acc * keep[:, None], input_precision="ieee")
+        acc = tl.dot(weights, values, acc * keep[:, None], input_precision=precision)
     return acc, odd, new_peak, total, unit
 
 
@@ -157,15 +157,15 @@ def _attend_span(
     k_pool, v_pool, head, head_stride, k_exponents, v_exponents,
     block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
     head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
-    windowed: tl.constexpr, capped: tl.constexpr,
-    scaled: tl.constexpr, paired: tl.constexpr, stride_unit: tl.constexpr,
+    precision: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
+    scaled: tl.constexpr, paired: tl.constexpr,
 ):
     """Keys low..high; up to unmasked every line sees all of them. Returns (average, log2-sum-exp2)."""
     columns: tl.constexpr = head_dim // 2 if paired else head_dim
     block_c: tl.constexpr = block_d // 2 if paired else block_d
-    # Multiplied here, so that the compiler sees how many elements of a head can be loaded at once.
-    block_stride, slot_stride = block_stride * stride_unit, slot_stride * stride_unit
-    head_stride = head_stride * stride_unit
+    if paired and head_dim % 16 == 0:  # loads of 16 bytes: eight pairs
+        block_stride, slot_stride = tl.multiple_of(block_stride, 8), tl.multiple_of(slot_stride, 8)
+        head_stride = tl.multiple_of(head_stride, 8)
     k_head, v_head = k_pool + head * head_stride, v_pool + head * head_stride
     first_exponent = head.to(tl.int32) * block_size
     acc = tl.zeros([block_m, block_c], dtype=tl.float32)
@@ -178,14 +178,14 @@ def _attend_span(
             acc, odd, peak, total, unit, query, odd_query, line_scale, query_positions, start, end, table,
             k_head, v_head, k_exponents, v_exponents, first_exponent,
             block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
-            columns, block_n, block_c, False, windowed, capped, scaled, paired,
+            columns, block_n, block_c, False, precision, windowed, capped, scaled, paired,
         )
     for start in tl.range(unmasked, high, block_n):
         acc, odd, peak, total, unit = _attend_tile(
             acc, odd, peak, total, unit, query, odd_query, line_scale, query_positions, start, end, table,
             k_head, v_head, k_exponents, v_exponents, first_exponent,
             block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
-            columns, block_n, block_c, True, windowed, capped, scaled, paired,
+            columns, block_n, block_c, True, precision, windowed, capped, scaled, paired,
         )
     divisor = tl.where(total == 0.0, 1.0, total)
     if scaled:
@@ -226,8 +226,8 @@ def attention_kernel(
     window, block_size, block_magic, block_shift, block_stride, slot_stride, head_stride, word_stride,
     table_stride, query_token_stride, query_head_stride, out_token_stride, out_head_stride,
     head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
-    one_tile: tl.constexpr, upcast: tl.constexpr, overlap: tl.constexpr, windowed: tl.constexpr,
-    capped: tl.constexpr, scaled: tl.constexpr, paired: tl.constexpr, stride_unit: tl.constexpr,
+    one_tile: tl.constexpr, precision: tl.constexpr, upcast: tl.constexpr, overlap: tl.constexpr,
+    windowed: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr, paired: tl.constexpr,
 ):
     """One tile of queries of one row (all query heads of one KV head) over one split of the row's keys.
 
@@ -270,7 +270,7 @@ def attention_kernel(
         block_tables + row.to(tl.int64) * table_stride,
         k_pool, v_pool, head.to(tl.int64), head_stride, k_exponents, v_exponents,
         block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
-        head_dim, block_m, block_n, block_d, windowed, capped, scaled, paired, stride_unit,
+        head_dim, block_m, block_n, block_d, precision, windowed, capped, scaled, paired,
     )
     if active == 1:
         into = out + (rows * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from paged_kernels import fp8_pool
 
-_ALIGNED_DIMS, _PAIRS_AT_ONCE = 16, 8
-
 
 @triton.jit
 def magnitudes(values):
@@ -117,30 +115,23 @@ class Pools:
 class ReadPools:
     """One layer's K and V as kernels take them to read. word_stride: words of four exponents a block.
 
-    width: values of an element; 2 for pairs, int16, where the head has an even size. strides: of block, slot
-    and head, in stride_unit elements.
+    width: values of an element; 2 for pairs, int16, where the head has an even size.
     """
 
     k_values: Tensor
     v_values: Tensor
     k_exponents: Tensor
     v_exponents: Tensor
-    strides: tuple[int, ...]
-    stride_unit: int
     word_stride: int
     scaled: bool
     width: int
 
     @classmethod
     def of(cls, k_pool: Tensor, v_pool: Tensor, pairs: bool) -> "ReadPools":
-        strides, head_dim = k_pool.stride()[:3], k_pool.shape[3]
         if not fp8_pool.is_fp8(k_pool):
-            return cls(k_pool, v_pool, k_pool, v_pool, strides, 1, 0, False, 1)
+            return cls(k_pool, v_pool, k_pool, v_pool, 0, False, 1)
         words = fp8_pool.exponent_words_of(k_pool), fp8_pool.exponent_words_of(v_pool)
-        word_stride = words[0].stride(0)
-        if not pairs or head_dim % 2:
-            return cls(k_pool, v_pool, *words, strides, 1, word_stride, True, 1)
-        k_pairs, v_pairs = k_pool.view(torch.int16), v_pool.view(torch.int16)
-        unit = 1 if head_dim % _ALIGNED_DIMS else _PAIRS_AT_ONCE
-        strides = tuple(stride // unit for stride in k_pairs.stride()[:3])
-        return cls(k_pairs, v_pairs, *words, strides, unit, word_stride, True, 2)
+        if not pairs or k_pool.shape[3] % 2:
+            return cls(k_pool, v_pool, *words, words[0].stride(0), True, 1)
+        values = k_pool.view(torch.int16), v_pool.view(torch.int16)
+        return cls(*values, *words, words[0].stride(0), True, 2)
