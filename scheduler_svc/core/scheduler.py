@@ -59,7 +59,7 @@ class Scheduler:
         if min(config.max_prefill_chunk, config.watermark_blocks) < 0:
             raise ValueError(f"max_prefill_chunk and watermark_blocks must not be negative: {config}")
         if min(config.max_num_seqs, config.max_num_batched_tokens) < 1 or not 1 <= config.depth <= MAX_DEPTH:
-            raise ValueError(f"max_num_seqs, max_num_batched_tokens from 1, depth 1..{MAX_DEPTH}: {config}")
+            raise ValueError(f"rows and tokens of a step must be >= 1, depth in 1..{MAX_DEPTH}: {config}")
         self._config = config
         self._hash_block = hash_block
         self._counters = Counters()
