@@ -16,6 +16,7 @@ B = TypeVar("B", bound=Body)
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of /v1/completions, as OpenAI has it."""
 _KINDS = {
+    "response_format.type": "should be text, json_object or json_schema",
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of such lists",
     "stop": "must be a string or a list of strings",
     "response_format": "must be of type text, json_object or json_schema (with json_schema.schema)",
@@ -166,16 +167,34 @@ def plain_messages(messages: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _refusal(errors: list[Any]) -> ApiError:
+    errors = _of_the_meant_member(errors)
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     error = (unknown or errors)[0]
     if error["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {error['msg'].removeprefix('Invalid JSON: ')}")
     if not error["loc"]:
         return ApiError(400, "the body must be a JSON object")
-    param = str(error["loc"][0])
+    param, path = str(error["loc"][0]), ".".join(str(part) for part in error["loc"] if part not in _MEMBERS)
     if error["type"] == "extra_forbidden":
-        param = ".".join(str(part) for part in error["loc"])
-        return refused(param, "is no parameter that is served here", "unknown_parameter")
+        return refused(path, "is no parameter that is served here", "unknown_parameter")
     if error["type"] == "missing":
-        return refused(".".join(str(part) for part in error["loc"]), "is missing")
+        return refused(path, "is missing")
+    if param in _OBJECTS:
+        return refused(path, _KINDS.get(path) or error["msg"].replace("Input should", "should"))
     return refused(param, _KINDS.get(param) or error["msg"].replace("Input should", "should"))
+
+
+_MEMBERS = ("TextFormat", "JsonObjectFormat", "JsonSchemaFormat")
+"""Pydantic names the members of a union in the place of an error by their classes."""
+_OBJECTS = ("response_format", "structured_outputs")
+
+
+def _of_the_meant_member(errors: list[Any]) -> list[Any]:
+    """Without those of a union's members whose `type` is not the given one, if others are left."""
+    others = {
+        error["loc"][:-1]
+        for error in errors
+        if error["type"] == "literal_error" and error["loc"][-1] == "type" and error["loc"][-2] in _MEMBERS
+    }
+    meant = [error for error in errors if not any(error["loc"][: len(other)] == other for other in others)]
+    return meant or errors

@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     watermark_blocks: int = Field(1, ge=0, description="blocks that an admission leaves free")
     depth: int = Field(
         3, ge=1, le=MAX_DEPTH,
-        description="steps in flight; beyond the second only while steps take less than 2 ms",
+        description="steps in flight, 1 to 4; beyond the second only while steps take less than 2 ms",
     )  # fmt: skip
     preemption: Literal["recompute", "swap", "auto"] = Field(
         "auto", description="how a sequence gives up its blocks; auto: what is estimated to cost less"
