@@ -21,6 +21,9 @@ _KINDS = {
     "stop": "must be a string or a list of strings",
     "response_format": "must be of type text, json_object or json_schema (with json_schema.schema)",
 }
+_MEMBERS = ("TextFormat", "JsonObjectFormat", "JsonSchemaFormat")
+"""Pydantic names the members of a union in the place of an error by their classes."""
+_OBJECTS = ("response_format", "structured_outputs")
 _TEXT_PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -182,11 +185,6 @@ def _refusal(errors: list[Any]) -> ApiError:
     if param in _OBJECTS:
         return refused(path, _KINDS.get(path) or error["msg"].replace("Input should", "should"))
     return refused(param, _KINDS.get(param) or error["msg"].replace("Input should", "should"))
-
-
-_MEMBERS = ("TextFormat", "JsonObjectFormat", "JsonSchemaFormat")
-"""Pydantic names the members of a union in the place of an error by their classes."""
-_OBJECTS = ("response_format", "structured_outputs")
 
 
 def _of_the_meant_member(errors: list[Any]) -> list[Any]:
