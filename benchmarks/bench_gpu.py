@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_loads import BATCHES, COLD, LOAD_A, SHAPES, SPLIT, WARM, gap_name, load_a, write_model
-from benchmarks.gpu_measures import Note, measure, rate_a
+from benchmarks.gpu_measures import LOADS, Note, measure, rate_a
 from benchmarks.gpu_report import Report, this_commit, this_machine
 
 WORKER_FLAGS = ("--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", "4096")
@@ -42,7 +42,7 @@ def octavo_round(model: Path, options: argparse.Namespace, report: Report) -> No
     with Services(str(model), [*WORKER_FLAGS, *options.worker_flags]) as services:
         try:
             gaps = _Gaps(services, _named(report, "octavo"))
-            rows = measure(services, options.repeats, gaps.note)
+            rows = measure(services, options.repeats, gaps.note, options.loads)
             report.add("octavo", {WARM: services.start_seconds} | rows | gaps.found)
         finally:
             for name, path in services.logs.items():
@@ -85,6 +85,7 @@ def vllm(model: Path, options: argparse.Namespace, report: Report, only_start: b
         out = Path(folder) / "vllm.json"
         command = [sys.executable, "-m", "benchmarks.gpu_vllm", "--model", str(model), "--out", str(out)]
         more = ["--only-start"] if only_start else ["--repeats", str(options.repeats)]
+        more += ["--loads", *options.loads]
         path = os.pathsep.join([options.vllm, os.environ.get("PYTHONPATH", "")])
         subprocess.run([*command, *more], check=True, env=os.environ | {"PYTHONPATH": path})
         found = json.loads(out.read_text())
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=2, help="of load A, after one that is thrown away")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS)
     parser.add_argument("--no-first-start", action="store_true", help="on a machine that has run it before")
     parser.add_argument("--vllm", default="", help="what PYTHONPATH needs for vLLM, joined by colons")
     parser.add_argument("--commit", default="")
@@ -153,7 +155,8 @@ def main() -> None:
         for _ in range(options.rounds):
             octavo_round(model, options, report)
             vllm(model, options, report, only_start=False)
-        split_ratio(model, options, report)
+        if "A" in options.loads:
+            split_ratio(model, options, report)
     report.note("seconds", round(time.perf_counter() - started, 1))
     report.print()
 

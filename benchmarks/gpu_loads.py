@@ -7,12 +7,14 @@ same call draws the same load, and a repeat has other prompts of the same length
 import json
 import random
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 BANDWIDTH = 4.3e12
 """Bytes a second of a large copy on an H200, read and written; see benchmarks/gpu-notes.md."""
+ARITHMETIC = 7.9e14
+"""bf16 operations a second of a large product on an H200."""
 BATCHES = (1, 32, 128, 256)
 CONTEXT = 832 + 192
 """Tokens in the middle of the decode table: prompts of 832, outputs 128 to 256."""
@@ -48,6 +50,15 @@ def equal_load(rng: random.Random, count: int, prompt: int, output: int, shared:
     return Load([common + draw_prompt(rng, prompt - shared) for _ in range(count)], [output] * count)
 
 
+SHARED = 2048
+"""Tokens that the prompts of load D have in common."""
+
+
+def load_d(rng: random.Random) -> Load:
+    """64 prompts of 64 tokens behind a new common prefix."""
+    return equal_load(rng, 64, SHARED + 64, 32, shared=SHARED)
+
+
 @dataclass(frozen=True)
 class Sizes:
     """What floors are made of: bytes of the weights a step reads, and of one token's K and V; bf16."""
@@ -58,6 +69,20 @@ class Sizes:
     def decode_floor_ms(self, rows: int, context: int) -> float:
         """Weights and KV over the copy bandwidth."""
         return (self.weight_bytes + rows * context * self.kv_bytes) / BANDWIDTH * 1e3
+
+    def load_floor(self, load: Load, shared: int = 0) -> float:
+        """Seconds: the prompts' products, and of each step the weights and the KV that its rows hold.
+
+        The first `shared` tokens of all prompts are computed once, and read once a step. Two operations a
+        weight, which has two bytes; attention's own and everything but its bytes are left out.
+        """
+        own = [len(prompt) - shared for prompt in load.prompts]
+        steps = max(load.outputs) - 1
+        prompts = (shared + sum(own)) * self.weight_bytes / ARITHMETIC
+        held = shared * steps + sum(
+            sum(range(length + 1, length + count)) for length, count in zip(own, load.outputs, strict=True)
+        )
+        return prompts + (steps * self.weight_bytes + held * self.kv_bytes) / BANDWIDTH
 
 
 def sizes(config: dict[str, int]) -> Sizes:
@@ -134,7 +159,12 @@ def targets(shape: str) -> dict[str, Target]:
         for rows, value in zip(BATCHES, _DECODE_TARGETS[shape], strict=True)
     }
     gaps = {gap_name(rows): Target(50.0) for rows in BATCHES}
-    return _LOAD_TARGETS[shape] | decode | gaps | {SPLIT: Target(0.98, None, True)}
+    goals, a = _LOAD_TARGETS[shape], load_a(0)
+    floors = {
+        LOAD_A: replace(goals[LOAD_A], floor=sum(a.outputs) / model.load_floor(a)),
+        LOAD_D: replace(goals[LOAD_D], floor=model.load_floor(load_d(random.Random(0)), SHARED)),
+    }
+    return goals | floors | decode | gaps | {SPLIT: Target(0.98, None, True)}
 
 
 def write_model(shape: str, tokenizer: Path, folder: Path) -> Path:

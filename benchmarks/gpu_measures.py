@@ -6,7 +6,7 @@ first run of a load is thrown away, and every run is told to `note`.
 
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from benchmarks.gpu_loads import (
@@ -14,11 +14,13 @@ from benchmarks.gpu_loads import (
     LOAD_A,
     LOAD_C,
     LOAD_D,
+    SHARED,
     Load,
     decode_name,
     draw_prompt,
     equal_load,
     load_a,
+    load_d,
 )
 
 Note = Callable[[str, object], None]
@@ -37,13 +39,21 @@ class Engine(Runs, Protocol):
     def first_token(self, prompt: list[int]) -> float: ...
 
 
-def measure(engine: Engine, repeats: int, note: Note) -> dict[str, float]:
-    """Every load, by the name of its row."""
-    return {
-        LOAD_A: rate_a(engine, repeats, note),
-        LOAD_C: _first_tokens(engine, note),
-        LOAD_D: _shared_prefix(engine, note),
-    } | {decode_name(rows): _decode_step(engine, rows, note) for rows in BATCHES}
+LOADS = ("A", "C", "D", "decode")
+
+
+def measure(engine: Engine, repeats: int, note: Note, loads: Collection[str] = LOADS) -> dict[str, float]:
+    """The loads that are asked for, by the names of their rows."""
+    rows: dict[str, float] = {}
+    if "A" in loads:
+        rows[LOAD_A] = rate_a(engine, repeats, note)
+    if "C" in loads:
+        rows[LOAD_C] = _first_tokens(engine, note)
+    if "D" in loads:
+        rows[LOAD_D] = _shared_prefix(engine, note)
+    if "decode" in loads:
+        rows |= {decode_name(count): _decode_step(engine, count, note) for count in BATCHES}
+    return rows
 
 
 def rate_a(engine: Runs, repeats: int, note: Note) -> float:
@@ -67,9 +77,9 @@ def _shared_prefix(engine: Engine, note: Note) -> float:
     """64 requests with a new common prefix of 2048 tokens; others with the same prefix are noted."""
     rng, new, seen = random.Random(3), [], []
     for _ in range(4):
-        load = equal_load(rng, 64, 2112, 32, shared=2048)
+        load = load_d(rng)
         new.append(engine.run(load, _TEMPERATURE))
-        again = [prompt[:2048] + draw_prompt(rng, 64) for prompt in load.prompts]
+        again = [prompt[:SHARED] + draw_prompt(rng, 64) for prompt in load.prompts]
         seen.append(engine.run(Load(again, load.outputs), _TEMPERATURE))
     note("load D", {"new_prefix_s": new, "seen_prefix_s": seen})
     return statistics.median(new[1:])

@@ -42,6 +42,11 @@ class SteadyPlans:
         width = -(-room // self.block_size)
         blocks = np.random.default_rng(0).permutation(runner.pool.num_blocks)[: rows * width]
         self.tables = blocks.reshape(rows, width).astype(np.int32)
+        self.vocab_size = runner.decoder.config.vocab_size
+
+    def _drawn(self, count: int) -> Int32Array:
+        """Token ids. Of equal ones products draw less power, so the device keeps a higher clock."""
+        return np.random.default_rng(1).integers(0, self.vocab_size, count, np.int32)
 
     def _setups(self) -> tuple[RowSetup, ...]:
         return tuple(RowSetup(int(row), int(self.contexts[row]), self.sampling) for row in self.rows)
@@ -69,7 +74,8 @@ class SteadyPlans:
             table_blocks=self.tables[grown, offsets],
             zero_blocks=NONE, copy_pairs=NONE.reshape(0, 2), rows=self.rows, query_lens=lens,
             context_lens=self.contexts,
-            input_ids=np.full(count * query_len, 5 if first else -1, np.int32), positions=positions,
+            input_ids=self._drawn(count * query_len) if first else np.full(count * query_len, -1, np.int32),
+            positions=positions,
             slot_mapping=slots.astype(np.int32), sample_positions=_ends(lens), sample_rows=self.rows,
         )  # fmt: skip
 

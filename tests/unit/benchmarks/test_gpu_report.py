@@ -7,9 +7,14 @@ import pytest
 
 from benchmarks.bench_gpu import median_of
 from benchmarks.gpu_loads import (
+    ARITHMETIC,
+    BANDWIDTH,
     BATCHES,
     LOAD_A,
+    LOAD_C,
     SHAPES,
+    Load,
+    Sizes,
     decode_name,
     read_config,
     sizes,
@@ -83,6 +88,24 @@ def test_floors_are_bytes_over_bandwidth() -> None:
     assert found.kv_bytes == 2 * 2 * 28 * 8 * 128
     assert targets("qwen3-0.6b")[decode_name(1)].floor == pytest.approx(0.3045, abs=1e-3)
     assert targets("llama-3.1-8b")[decode_name(256)].floor == pytest.approx(11.48, abs=0.01)
+
+
+def test_a_loads_floor_counts_what_is_shared_once() -> None:
+    """Two prompts of 3 tokens, 2 of them common, 3 and 2 outputs; 8 bytes of weights, 10 of a token's KV.
+
+    Four tokens computed. Two steps read the 2 common tokens; of their own, the rows read 2 and 3, and 2.
+    """
+    model, load = Sizes(8, 10), Load([[1, 2, 3], [1, 2, 4]], [3, 2])
+    steps = 2 * 8 + (2 * 2 + 2 + 3 + 2) * 10
+    assert model.load_floor(load, shared=2) == pytest.approx(4 * 8 / ARITHMETIC + steps / BANDWIDTH)
+    apart = 2 * 8 + (4 + 5 + 4) * 10
+    assert model.load_floor(load) == pytest.approx(6 * 8 / ARITHMETIC + apart / BANDWIDTH)
+
+
+def test_only_the_loads_that_are_asked_for_are_run() -> None:
+    notes: dict[str, object] = {}
+    assert set(measure(StandIn(), 1, notes.__setitem__, ["C"])) == {LOAD_C}
+    assert set(notes) == {"load C"}
 
 
 def test_a_drawn_model_has_the_shape_and_a_tokenizer_but_no_weights(tmp_path: Path) -> None:
