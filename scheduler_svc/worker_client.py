@@ -16,7 +16,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo import handshake, transport
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, reason_of
 from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.grammar_holds import GrammarHolds
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _PROBE_MESSAGE_BYTES = 4 * transport.MIB
 _FIRST_BACKOFF = 0.1
-_LAST_BACKOFF = 2.0
+_LAST_BACKOFF = 1.0
+_LOADING_PAUSE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +88,14 @@ class WorkerClient:
         self._ever_had_session = False
 
     async def run(self) -> None:
-        """Connects again and again, with growing pauses; ends only by cancellation."""
+        """Connects again and again, with growing pauses; ends only by cancellation.
+
+        A worker that answers LOADING is asked again soon: every pause longer than its loading delays a start.
+        """
         backoff = _FIRST_BACKOFF
         last_failure = ""
         while True:
-            self._had_session = False
+            self._had_session = is_loading = False
             try:
                 await self._connect_and_serve()
             except (_Lost, OctavoError, grpc.aio.AioRpcError, TimeoutError, OSError) as error:
@@ -99,10 +103,11 @@ class WorkerClient:
                 if failure != last_failure and not self._had_session:  # a lost session has been told
                     self._say_absent(error, failure)
                 last_failure = failure
+                is_loading = isinstance(error, grpc.aio.AioRpcError) and reason_of(error) == "LOADING"
             if self._had_session:
                 backoff, last_failure, self._ever_had_session = _FIRST_BACKOFF, "", True
-            await asyncio.sleep(backoff)
-            backoff = min(backoff * 2, _LAST_BACKOFF)
+            await asyncio.sleep(_LOADING_PAUSE if is_loading else backoff)
+            backoff = _FIRST_BACKOFF if is_loading else min(backoff * 2, _LAST_BACKOFF)
 
     def _say_absent(self, error: Exception, failure: str) -> None:
         """A worker that has yet to come is no trouble: it loads its model for longer than this service."""

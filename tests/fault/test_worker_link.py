@@ -1,6 +1,7 @@
 """A25, A23: the link to the worker breaks, goes deaf, or stays away, with a fake worker behind it."""
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import grpc
 import pytest
 
 from octavo import handshake
-from octavo.errors import reason_of
+from octavo.errors import Unavailable, reason_of
 from octavo.worker.v1 import worker_pb2
 from scheduler_svc import worker_client
+from scheduler_svc.session import Answer, Session
+from scheduler_svc.worker_client import LinkSettings, WorkerClient
 from tests.e2e.processes import Processes
 from tests.e2e.proxy import Proxy
 from tests.e2e.rig import SMALL, Rig, SchedulerSeat, prompt_of, rig_at, seat_scheduler, until, wanted
@@ -166,4 +169,43 @@ async def test_writing_to_a_stream_that_has_just_ended_is_a_lost_worker_and_no_c
         await until(call.done)
         with pytest.raises(worker_client._Lost):
             await worker_client._write(call, worker_pb2.RunRequest(plan=worker_pb2.StepPlan()))
+    await fake.die()
+
+
+class LoadingWorker(FakeWorker):
+    """Answers its first questions with LOADING."""
+
+    asked, loading_for = 0, 8
+
+    async def GetCapacity(self, request: object, context: object) -> worker_pb2.GetCapacityResponse:  # noqa: N802
+        self.asked += 1
+        if self.asked <= self.loading_for:
+            raise Unavailable("the worker is loading its model", reason="LOADING")
+        return await super().GetCapacity(request, context)
+
+
+class Ready(asyncio.Event):
+    """A listener that waits for the session."""
+
+    def worker_ready(self, session: Session, capacity: worker_pb2.GetCapacityResponse) -> None:
+        self.set()
+
+    def worker_lost(self, session: Session, reason: str) -> None: ...
+    def worker_answered(self, session: Session, answers: list[Answer]) -> None: ...
+    def worker_oddity(self, kind: str) -> None: ...
+
+
+async def test_a_worker_that_loads_is_asked_again_without_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With pauses of an hour for everything else the session still comes."""
+    monkeypatch.setattr(worker_client, "_FIRST_BACKOFF", 3600.0)
+    monkeypatch.setattr(worker_client, "_LAST_BACKOFF", 3600.0)
+    fake, ready = LoadingWorker(SMALL), Ready()
+    client = WorkerClient(LinkSettings(await fake.start()), ready, time.monotonic)
+    running = asyncio.create_task(client.run())
+    await asyncio.wait_for(ready.wait(), 60)
+    assert fake.asked == fake.loading_for + 1
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     await fake.die()
