@@ -21,6 +21,7 @@ from gpu_worker.errors import SettingsError, WorkerError
 from gpu_worker.loading import Examined, Loaded, examine, load
 from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.server import WorkerServer, WorkerServicer
+from gpu_worker.start_clock import StartClock
 from gpu_worker.step_loop import StepLoop
 from octavo import transport
 from octavo.handshake import random_id
@@ -42,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
 
     0: stopped by a signal; 2: bad settings; 1: anything else. One line on stderr says why.
     """
+    clock = StartClock()
+    clock.done("imports")
     configure("worker")
     try:
         settings = read_settings(sys.argv[1:] if argv is None else argv)
@@ -53,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if settings.exit_with_parent:
             _watch_parent()
-        found = examine(settings)
+        found = examine(settings, clock)
         if found.device.torch_device.type == "cuda":
             sys.setswitchinterval(_SWITCH_SECONDS)
         return uvloop.run(_serve(found))

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def log(found: "Examined", size: PoolSize, seconds: float) -> None:
-    """What was loaded, where its memory goes, and which kernels run, one line each."""
+def log(found: "Examined", size: PoolSize) -> None:
+    """What was loaded, where the seconds went and where memory goes, and which kernels run, one line each."""
     mib = 1 << 20
     _log.info(
-        "loaded %s (%s, %s: %s) on %s in %.1f s",
+        "loaded %s (%s, %s: %s) on %s",
         found.files.path.name,
         found.config.architecture,
         found.dtype,
         found.dtype_reason,
         found.device.name,
-        seconds,
     )
+    _log.info("started in %s", found.clock)
     _log.info(
         "memory in MiB: budget %d of %d, weights %d, activations %d, graphs %d, pool %d (%d blocks of %d), "
         "slack %d",

@@ -82,6 +82,11 @@ class GraphRunner:
             (free - left) >> 20,
         )
 
+    def rehearse(self) -> None:
+        """Launches what `capture` will, for a mode in which launches only ask for their kernels."""
+        for layout in self._layouts.values():
+            self._pass(layout)
+
     def prepare_uncaptured(self) -> None:
         """Makes every bucket a program of plain launches: the same arithmetic without graphs, for tests."""
         for bucket, layout in self._layouts.items():
@@ -142,7 +147,9 @@ class GraphRunner:
         return logits, tokens
 
     def _captured(self, layout: StepLayout, memory: Any) -> StepProgram:
-        """Runs once on padding alone, so that everything is compiled, then captures."""
+        """Runs once on padding alone, so that libraries have their memory and every kernel is loaded, then
+        captures.
+        """
         self._write_padding(layout)
         self._pass(layout)
         graph = torch.cuda.CUDAGraph()

@@ -6,7 +6,11 @@ config alone is refused in `examine`, before any weight is read.
 
 import logging
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -14,6 +18,7 @@ from gpu_worker import announcement, attention_choice, cpu_choice, host
 from gpu_worker.config import Settings
 from gpu_worker.device import DTYPES, Device, open_device
 from gpu_worker.errors import SettingsError
+from gpu_worker.estimates import activation_bytes, graph_bytes
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.host_pool import num_host_blocks, open_host_pool, staging_bytes, wanted_host_blocks
 from gpu_worker.kv_pool import (
@@ -33,7 +38,7 @@ from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.model import Model
 from gpu_worker.models.registry import ModelConfig, ModelShape
 from gpu_worker.rows import Limits
-from gpu_worker.step_layout import Buckets
+from gpu_worker.start_clock import StartClock
 from octavo.worker.v1 import worker_pb2
 from paged_kernels import dispatch
 from paged_kernels.contracts import KernelError
@@ -58,6 +63,7 @@ class Examined:
     num_host_blocks: int
     graphs: str
     """Empty: steps are captured as CUDA graphs; else why not."""
+    clock: StartClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +76,14 @@ class Loaded:
     grammars: GrammarCompiler | None
 
 
-def examine(settings: Settings) -> Examined:
-    """Opens the device and reads the model's config. Raises WorkerError (one line) for what cannot work."""
+def examine(settings: Settings, clock: StartClock | None = None) -> Examined:
+    """Opens the device and reads the model's config. Raises WorkerError (one line) for what cannot work.
+
+    clock: of a start that has begun already.
+    """
+    clock = clock or StartClock(time.time())
     device = open_device(settings.device, settings.threads)
+    clock.done("device")
     files = loader.open_model(settings.model, with_weights=settings.load_format != "dummy")
     config, why_transformers = choose(settings, files)
     dtype, why = DTYPES.get(settings.dtype), "asked for"
@@ -101,10 +112,11 @@ def examine(settings: Settings) -> Examined:
     )
     kernels = with_layers(kernels, dtype, settings, config, why_transformers)
     block_bytes = bytes_per_block(config, settings.block_size, pool_dtype)
+    clock.done("kernels chosen")
     return Examined(
         settings, files, config, device, dtype, why, pool_dtype, kernels, max_model_len, block_bytes,
         wanted_host_blocks(settings.swap_space, device.is_shared, block_bytes),
-        _obstacle_to_graphs(settings, device, kernels),
+        _obstacle_to_graphs(settings, device, kernels), clock,
     )  # fmt: skip
 
 
@@ -122,15 +134,46 @@ def _obstacle_to_graphs(settings: Settings, device: Device, kernels: dispatch.Ke
 
 
 def load(found: Examined) -> Loaded:
-    """Loads the weights, sizes and allocates the pool, and runs one small step. Raises WorkerError."""
-    started = time.monotonic()
+    """Loads the weights, sizes and allocates the pool, and runs one small step. Raises WorkerError.
+
+    On CUDA kernels compile and the host tier is pinned while the weights are read.
+    """
+    clock = found.clock
+    clock.done("service")
     grammars = _grammars(found)
-    decoder = _loaded_decoder(found)
+    decoder, fill = _decoder(found)
     size = size_pool(found.device.memory(), _pool_request(found, decoder.weight_bytes))
     settings = found.settings
     where = found.device.torch_device
     pool = KvPool(found.config, size.num_blocks, settings.block_size, found.pool_dtype, where)
-    limits = Limits(
+    if found.device.is_shared and found.num_host_blocks:
+        held = size.pool_bytes + size.activation_bytes
+        num_host_blocks(settings.swap_space or 0.0, found.bytes_per_block, host.memory()[1], held)
+    clock.done("memory")
+    with ThreadPoolExecutor(1, "host-tier") as beside:
+        tier = beside.submit(open_host_pool, pool, found.num_host_blocks)
+        runner = ModelRunner(found.device, decoder, pool, found.kernels, _limits(found, size), grammars)
+        with _compiling(found, runner):
+            clock.done("kernels named")
+            fill()
+            clock.done("weights")
+        clock.done("kernels compiled")
+        runner.host = tier.result()
+    clock.done("host tier")
+    runner.warm_up()
+    clock.done("first steps")
+    _capture(found, runner)
+    clock.done("graphs")
+    if grammars is not None:
+        grammars.wait()
+    clock.done("grammars")
+    announcement.log(found, size)
+    return Loaded(runner, size, announcement.capacity(found, size), grammars)
+
+
+def _limits(found: Examined, size: PoolSize) -> Limits:
+    settings = found.settings
+    return Limits(
         num_blocks=size.num_blocks,
         block_size=settings.block_size,
         max_batch_tokens=settings.max_num_batched_tokens,
@@ -139,17 +182,20 @@ def load(found: Examined) -> Loaded:
         vocab_size=found.config.vocab_size,
         num_host_blocks=found.num_host_blocks,
     )
-    if found.device.is_shared and found.num_host_blocks:
-        held = size.pool_bytes + size.activation_bytes
-        num_host_blocks(settings.swap_space or 0.0, found.bytes_per_block, host.memory()[1], held)
-    tier = open_host_pool(pool, found.num_host_blocks)
-    runner = ModelRunner(found.device, decoder, pool, found.kernels, limits, grammars, tier)
-    runner.warm_up()
-    _capture(found, runner)
-    if grammars is not None:
-        grammars.wait()
-    announcement.log(found, size, time.monotonic() - started)
-    return Loaded(runner, size, announcement.capacity(found, size), grammars)
+
+
+@contextmanager
+def _compiling(found: Examined, runner: ModelRunner) -> Iterator[None]:
+    """Inside, the Triton kernels of all that is launched before the first request compile in threads."""
+    if runner.fused is None or found.device.torch_device.type != "cuda":
+        yield
+        return
+    from paged_kernels.triton_impl import compile_ahead
+
+    with compile_ahead.compiling(found.device.torch_device):
+        with compile_ahead.instead_of_launching():
+            runner.rehearse(captured=not found.graphs)
+        yield
 
 
 def _grammars(found: Examined) -> GrammarCompiler | None:
@@ -161,29 +207,35 @@ def _grammars(found: Examined) -> GrammarCompiler | None:
     return GrammarCompiler(tokenizer, found.config.vocab_size, found.config.eos_token_ids)
 
 
-def _loaded_decoder(found: Examined) -> Model:
-    """The decoder with its weights, packed where the compiled layers run, from float32 where that matters.
+def _decoder(found: Examined) -> tuple[Model, Callable[[], None]]:
+    """The decoder, packed where the compiled layers run, and what still fills its weights: on CUDA they are
+    only allocated. Packed from float32 where that matters.
 
     A model of transformers has shown that it gives its own logits over a pool.
     """
     if not isinstance(found.config, ModelConfig):
-        return _loaded_transformers_model(found)
+        return _loaded_transformers_model(found), _nothing
     packed = runs_here(found.kernels, found.dtype, found.config)
     quantize = None if found.settings.quantize == "none" else found.settings.quantize
     wide = packed and (quantize or cpu_choice.keeps_file_bits(found.files.source, found.dtype))
     dtype = torch.float32 if wide else found.dtype
     decoder = Decoder(found.config, found.device.torch_device, dtype, found.max_model_len)
-    if found.files.source is None:
-        loader.load_dummy(decoder)
-    else:
-        loader.load(decoder, found.files.source)
+    source = found.files.source
+    fill = partial(loader.load_dummy, decoder) if source is None else partial(loader.load, decoder, source)
+    if not found.device.is_shared:
+        return decoder, fill
+    fill()
     if not packed:
-        return decoder
+        return decoder, _nothing
     cpu_choice.take_threads(found.settings)
     model = CpuDecoder(decoder, found.dtype, found.max_model_len, quantize)
     if model.num_compact:
         _log.info("matrices that small steps read in the file's few bits: %d", model.num_compact)
-    return model
+    return model, _nothing
+
+
+def _nothing() -> None:
+    """The weights are there."""
 
 
 def _loaded_transformers_model(found: Examined) -> Model:
@@ -226,39 +278,3 @@ def _pool_request(found: Examined, weight_bytes: int) -> PoolRequest:
 def _staging_bytes(found: Examined) -> int:
     on_device = found.num_host_blocks and not found.device.is_shared
     return staging_bytes(found.bytes_per_block) if on_device else 0
-
-
-def graph_bytes(found: Examined) -> int:
-    """An upper estimate of what the CUDA graphs hold: the largest step's tensors, which they share, what the
-    driver keeps for each node, and partial results, libraries' workspaces and compiled kernels.
-    """
-    config, settings = found.config, found.settings
-    rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-    count = len(Buckets(settings.max_num_batched_tokens, settings.max_num_seqs).all())
-    logits = rows * config.vocab_size * found.dtype.itemsize
-    return _token_bytes(found) + logits + _SHARED_BYTES + count * config.num_layers * _LAYER_GRAPH_BYTES
-
-
-_SHARED_BYTES = 768 << 20
-_LAYER_GRAPH_BYTES = 96 << 10
-
-
-def activation_bytes(found: Examined) -> int:
-    """An upper estimate of what the largest step holds besides weights and pool.
-
-    A token: residual, norm, packed qkv, rotated q and k, attention's output, packed gate-up and its
-    product. A sample: the logits, and four float64 copies while a filtered row is drawn.
-    """
-    config, settings = found.config, found.settings
-    per_sample = config.vocab_size * (2 * found.dtype.itemsize + 4 * 8)
-    samples = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-    return _token_bytes(found) + samples * per_sample
-
-
-def _token_bytes(found: Examined) -> int:
-    """What the tokens of the largest step hold in one layer."""
-    config = found.config
-    per_token = (
-        4 * config.hidden_size + 3 * (config.q_size + 2 * config.kv_size) + 4 * config.intermediate_size
-    )
-    return found.settings.max_num_batched_tokens * per_token * found.dtype.itemsize

@@ -4,7 +4,7 @@ Owns the order in which a step touches the device; knows no session and no wire.
 whole before anything of it reaches the device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from gpu_worker.logprobs import PendingLogprobs, prompt_logprobs_of
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.fused_decoder import FusedDecoder, FusedStep, obstacle
 from gpu_worker.models.model import Model
+from gpu_worker.null_step import null_step
 from gpu_worker.rows import Limits, RowTable
 from gpu_worker.sample_stage import Drawn, SampleStage
 from gpu_worker.sampler import sample
@@ -149,31 +150,32 @@ class ModelRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs a decode and a prefill through the null block, so that real steps find kernels compiled."""
-        for tokens in (1, min(_WARM_UP_TOKENS, self.rows.limits.max_model_len)):
-            step = self._null_step(tokens)
-            sample(self._head(self._hidden(step, step.sample_positions, tokens, tokens)), None)
+        for logits in self._null_logits():
+            sample(logits, None)
         self.device.synchronize()
 
-    def _null_step(self, tokens: int) -> StepTensors:
-        """One row of that many tokens, all of whose table entries are the null block."""
-        block_size, null = self.pool.block_size, self.pool.num_blocks
+    @torch.inference_mode()
+    def rehearse(self, captured: bool) -> None:
+        """Launches what `warm_up` and, where captured, `capture_graphs` will, on few layers.
 
-        def tensor(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int32, device=self.device.torch_device)
+        For a mode in which launches only ask for their kernels. Does nothing without fused kernels.
+        """
+        whole = self.fused
+        if whole is None:
+            return
+        self.fused = whole.shortened()
+        try:
+            for _ in self._null_logits():
+                pass
+            if captured:
+                self._steps_of_fixed_sizes(self.fused).rehearse()
+        finally:
+            self.fused = whole
 
-        none = tensor([])
-        return StepTensors(
-            input_ids=tensor([0] * tokens).long(),
-            positions=tensor(list(range(tokens))).long(),
-            slot_mapping=tensor([null * block_size + position % block_size for position in range(tokens)]),
-            block_tables=tensor([null] * -(-tokens // block_size)).view(1, -1),
-            cu_query_lens=tensor([0, tokens]),
-            context_lens=tensor([tokens]),
-            sample_positions=tensor([tokens - 1]).long(),
-            sample_rows=tensor([self.rows.limits.max_batch_seqs]).long(),
-            zero_blocks=none,
-            copy_pairs=none.view(0, 2),
-        )
+    def _null_logits(self) -> Iterator[Tensor]:
+        for tokens in (1, min(_WARM_UP_TOKENS, self.rows.limits.max_model_len)):
+            step = null_step(self.pool, tokens, self.rows.limits.max_batch_seqs)
+            yield self._head(self._hidden(step, step.sample_positions, tokens, tokens))
 
     @torch.inference_mode()
     def capture_graphs(self, captured: bool = True) -> None:
@@ -182,13 +184,16 @@ class ModelRunner:
         captured False: the buckets run as plain launches, for tests. Raises what the device raises.
         """
         assert self.fused is not None
-        graphs = GraphRunner(self.fused, self.rows, self._buffers.tables, self._buffers.last_tokens)
+        graphs = self._steps_of_fixed_sizes(self.fused)
         if captured:
             graphs.capture()
         else:
             graphs.prepare_uncaptured()
         self.device.synchronize()
         self._graphs = graphs
+
+    def _steps_of_fixed_sizes(self, model: FusedDecoder) -> GraphRunner:
+        return GraphRunner(model, self.rows, self._buffers.tables, self._buffers.last_tokens)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> PendingStep:

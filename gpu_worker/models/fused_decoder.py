@@ -4,8 +4,10 @@ Owns the order of the kernels of one step; knows neither rows nor plans. Invaria
 the sizes of the given tensors and on the two bounds only, so that a pass can be captured in a CUDA graph.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -51,6 +53,10 @@ class FusedStep:
     max_context_len: int
 
 
+_ALIGNED = 16
+"""Bytes: what kernels are compiled for."""
+
+
 class FusedDecoder:
     """A decoder's weights with the kernels that run them over one pool; its config has no `obstacle`."""
 
@@ -67,6 +73,22 @@ class FusedDecoder:
         plain = [(weight.shape[1], weight.shape[0], False) for weight in (first.qkv, first.out, down)]
         gated = (gate_up.shape[1], gate_up.shape[0] // 2, True)
         self._weights = [*plain, gated]
+        self._layers = list(range(len(decoder.layers)))
+
+    def shortened(self) -> Self:
+        """The same with as few layers as launch every kernel that all of them do.
+
+        These are the first two, of which only one adds to its input, and one of each kind to attention.
+        """
+        short = copy.copy(self)
+        kinds = {self._kind(index): index for index in reversed(self._layers)}
+        short._layers = sorted({*self._layers[:2], *kinds.values()})
+        return short
+
+    def _kind(self, index: int) -> tuple[bool, int, int]:
+        """Whether a layer has a window, and how its part of the pool is aligned."""
+        keys, values = self._pool.keys(index).data_ptr(), self._pool.values(index).data_ptr()
+        return self.decoder.config.windows[index] > 0, keys % _ALIGNED, values % _ALIGNED
 
     def logits(self, hidden: Tensor, step: FusedStep) -> Tensor:
         """Logits [S, vocab] of embedded tokens [T, hidden], which are overwritten; K and V are stored."""
@@ -80,7 +102,8 @@ class FusedDecoder:
         """Normed hidden states [S, hidden], what `head` takes, of embedded tokens as in `logits`."""
         linear = self.fused.linear_for(hidden.shape[0], self._weights, hidden.dtype)
         delta: Tensor | None = None
-        for index, layer in enumerate(self.decoder.layers):
+        for index in self._layers:
+            layer = self.decoder.layers[index]
             if linear is not None:
                 self._fused_layer(linear, index, layer, hidden, step)
             else:

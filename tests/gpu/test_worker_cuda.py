@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gpu_worker.config import read_settings
-from gpu_worker.loading import activation_bytes, examine, load
+from gpu_worker.estimates import activation_bytes
+from gpu_worker.loading import examine, load
 from gpu_worker.sampler import SampleRows, sample, uniform
 from gpu_worker.wire import Sampling
 from tests.fixtures.hand_plans import HandPlanner, HandSequence, run

@@ -12,7 +12,8 @@ import torch
 from gpu_worker.announcement import fingerprint
 from gpu_worker.config import SETTING_NAMES, Settings, read_settings
 from gpu_worker.errors import SettingsError, WorkerError
-from gpu_worker.loading import activation_bytes, examine, load
+from gpu_worker.estimates import activation_bytes
+from gpu_worker.loading import examine, load
 from octavo.environment import WORKER_NAMES
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 

@@ -1,0 +1,110 @@
+"""What a start asks Triton for ahead and what it then launches, without a GPU: a program, run by
+test_compile_ahead.
+
+Owns the stand-ins: a driver that says it is an H200 and counts launches, and a compiler that compiles nothing;
+knows no real kernel's binary. Invariant: TRITON_INTERPRET is not set, so kernels are asked for as on a device.
+"""
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from gpu_worker.model_runner import ModelRunner
+from paged_kernels import dispatch
+from paged_kernels.triton_impl import compile_ahead, machine
+from tests.fixtures import tiny_runner
+from tests.fixtures.graph_cases import SHAPES
+from tests.fixtures.tiny_model import TinyShape, write_tiny_model
+
+CASES = {
+    "wide": TinyShape("qwen3", seed=8, layers=3, hidden=512, heads=8, kv_heads=4, head_dim=64, intermediate=1024),
+    **SHAPES,
+}
+counts: Counter[str] = Counter()
+
+
+class StubDriver:
+    """Device 0 of compute capability 9.0, on the CPU's tensors."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+class StubKernel:
+    """What the compiler gives: counts what becomes of it."""
+
+    function, packed_metadata = None, ()
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def launch_metadata(self, *arguments: Any) -> None:
+        counts["launched"] += 1
+
+    @property
+    def run(self) -> Any:
+        return lambda *arguments: None
+
+
+def compiled(src: Any, **options: Any) -> StubKernel:
+    counts["compiled"] += 1
+    return StubKernel(src.name)
+
+
+def put_stand_ins() -> None:
+    driver.set_active(StubDriver())
+    triton.compiler.compile = compiled
+    torch.cuda.set_device = lambda device: None  # type: ignore[assignment]
+    machine.units = lambda device: 132  # type: ignore[assignment]
+    machine.name = lambda device: "NVIDIA H200"  # type: ignore[assignment]
+    machine.capability = lambda device: (9, 0)  # type: ignore[assignment]
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+    F.linear = linear  # type: ignore[assignment]
+
+
+def made(folder: Path) -> ModelRunner:
+    dispatch.select = lambda *arguments, **options: dispatch._triton("a stand-in")
+    return tiny_runner.make_runner(
+        folder, "bfloat16", block_size=16, max_batch_tokens=600, max_batch_seqs=300, max_model_len=64
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    put_stand_ins()
+    results = {}
+    with tempfile.TemporaryDirectory() as root:
+        for name, shape in CASES.items():
+            runner = made(write_tiny_model(Path(root) / name, shape))
+            counts.clear()
+            with compile_ahead.compiling(torch.device("cpu")), compile_ahead.instead_of_launching():
+                runner.rehearse(captured=True)
+            asked = dict(counts)
+            counts.clear()
+            runner.warm_up()
+            graphs = runner._steps_of_fixed_sizes(runner.fused)
+            with torch.inference_mode():
+                for layout in graphs._layouts.values():
+                    graphs._pass(layout)
+            results[name] = {"asked": asked, "then": dict(counts), "buckets": len(graphs._layouts)}
+    json.dump(results, sys.stdout)
