@@ -1,8 +1,9 @@
 """What a start asks Triton for ahead and what it then launches, without a GPU: a program, run by
 test_compile_ahead.
 
-Owns the stand-ins: a driver that says it is an H200 and counts launches, and a compiler that compiles nothing;
-knows no real kernel's binary. Invariant: TRITON_INTERPRET is not set, so kernels are asked for as on a device.
+Owns the stand-ins: a driver that says it is an H200 and counts launches, and a compiler that compiles
+nothing; knows no kernel's binary. Invariant: TRITON_INTERPRET is not set, so kernels are asked for as on a
+device.
 """
 
 import json
@@ -10,7 +11,6 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,7 +28,9 @@ from tests.fixtures.graph_cases import SHAPES
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 
 CASES = {
-    "wide": TinyShape("qwen3", seed=8, layers=3, hidden=512, heads=8, kv_heads=4, head_dim=64, intermediate=1024),
+    "wide": TinyShape(
+        "qwen3", seed=8, layers=3, hidden=512, heads=8, kv_heads=4, head_dim=64, intermediate=1024
+    ),
     **SHAPES,
 }
 counts: Counter[str] = Counter()
