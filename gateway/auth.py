@@ -11,6 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from gateway.errors import AUTHENTICATION, ApiError
+from octavo.settings import RefusedSetting, reason_of
 
 
 class ApiKeys:
@@ -37,14 +38,18 @@ class ApiKeys:
 
 
 def read_keys(path: Path) -> ApiKeys:
-    """The keys of a file: one a line, empty lines and lines with # left out. Raises OSError, ValueError."""
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    """The keys of a file: one a line, empty lines and lines with # left out. Raises RefusedSetting."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RefusedSetting(f"cannot be read: {reason_of(error)}", "api_key_file") from error
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
-        raise ValueError(f"--api-key-file {path}: holds no key")
+        raise RefusedSetting("holds no key", "api_key_file")
     for number, line in enumerate(lines, 1):
         if " " in line and not line.startswith("#"):
-            raise ValueError(f"--api-key-file {path}: line {number} holds a space, so no client can send it")
+            why = f"line {number} holds a space, so no client can send it"
+            raise RefusedSetting(why, "api_key_file")
     return ApiKeys(keys)
 
 

@@ -10,19 +10,16 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from octavo import settings, trace_context, transport
-from octavo.environment import PREFIX
+from octavo.settings import Contradiction, ProgramSettings
 
 PROGRAM = "gateway"
 DESCRIPTION = "Octavo's OpenAI-compatible HTTP gateway, a client of the scheduler's gRPC service."
 
 
-class Settings(BaseSettings):
+class Settings(ProgramSettings):
     """One gateway process. The description of each field is its text in --help."""
-
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     server: str = Field("127.0.0.1:7450", description="address of the scheduler: host:port or unix:/path")
     listen: str = Field("127.0.0.1:8000", description="address to serve HTTP at: host:port; port 0 picks")
@@ -49,16 +46,22 @@ class Settings(BaseSettings):
     def _can_trace(cls, value: str) -> str:
         return trace_context.checked_endpoint(value)
 
+    @field_validator("server")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        transport.require_address(value)
+        return value
+
     @model_validator(mode="after")
     def _no_contradiction(self) -> Self:
         if self.listen.startswith("unix"):
-            raise ValueError(f"--listen {self.listen}: must be host:port")
-        transport.require_private(self.listen, self.allow_insecure_bind)
+            raise Contradiction("{listen}: must be host:port")
+        settings.require_listen(self.listen, self.allow_insecure_bind)
         if self.salt_by_api_key and self.api_key_file is None:
-            raise ValueError("--salt-by-api-key: needs --api-key-file")
+            raise Contradiction("{salt_by_api_key}: needs --api-key-file")
         return self
 
 
 def load(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of a command line. Exits with status 2 and one line for each problem; 0 after --help."""
+    """The settings of a command line. Exits with status 2 and one line for what is wrong; 0 after --help."""
     return settings.load(Settings, PROGRAM, DESCRIPTION, arguments, environ)

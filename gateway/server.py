@@ -27,6 +27,7 @@ from gateway.errors import ApiError
 from gateway.exchange import encode
 from octavo import logging as octavo_logging
 from octavo import transport
+from octavo.settings import RefusedSetting
 from octavo_client.aio import AsyncClient
 
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ def run(settings: Settings) -> int:
     _allow_many_connections()
     try:
         keys = ApiKeys() if settings.api_key_file is None else read_keys(settings.api_key_file)
-        with _bound(settings.listen) as sock:
+        with _bound(settings) as sock:
             return uvloop.run(_serve(settings, keys, sock))
+    except RefusedSetting as error:
+        _log.critical("cannot serve: %s", error.named(settings))
+        return 2
     except (OSError, ValueError) as error:
         _log.critical("cannot serve: %s", error)
         return 1
@@ -131,8 +135,9 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _bound(address: str) -> Iterator[socket.socket]:
-    """The listening socket. Raises OSError naming the address."""
+def _bound(settings: Settings) -> Iterator[socket.socket]:
+    """The listening socket. Raises OSError naming the setting."""
+    address = settings.listen
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -142,5 +147,6 @@ def _bound(address: str) -> Iterator[socket.socket]:
             sock.bind((host, int(port)))
             sock.listen(_BACKLOG)
         except OSError as error:
-            raise OSError(f"listen: {address} cannot be bound: {error.strerror or error}") from error
+            why = error.strerror or error
+            raise OSError(f"{settings.given('listen')}: cannot be bound: {why}") from error
         yield sock

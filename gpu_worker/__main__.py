@@ -45,13 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     """
     clock = StartClock()
     clock.done("imports")
+    settings = read_settings(sys.argv[1:] if argv is None else argv)
     configure("worker")
-    try:
-        settings = read_settings(sys.argv[1:] if argv is None else argv)
-        transport.require_private(settings.listen, settings.allow_insecure_bind)
-    except (SettingsError, ValueError) as error:
-        _log.error("cannot start: %s", error)
-        return 2
     logging.getLogger().setLevel(settings.log_level)
     try:
         if settings.exit_with_parent:
@@ -60,6 +55,9 @@ def main(argv: list[str] | None = None) -> int:
         if found.device.torch_device.type == "cuda":
             sys.setswitchinterval(_SWITCH_SECONDS)
         return uvloop.run(_serve(found))
+    except SettingsError as error:
+        _log.error("cannot start: %s", error.named(settings))
+        return 2
     except (WorkerError, ValueError, OSError) as error:
         _log.error("cannot start: %s", error)
         return 1

@@ -38,7 +38,8 @@ def with_attention(
             kernels, settings.attention_backend, device.torch_device, shape, bounds
         )
     except KernelError as error:
-        raise SettingsError(f"attention_backend: {error}") from error
+        why = str(error).removeprefix(f"{settings.attention_backend} ")
+        raise SettingsError(why, "attention_backend") from error
 
 
 def shape_of(

@@ -5,34 +5,22 @@ found later (blocks, limits of the model) is never written back here.
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
-from pydantic_settings import SettingsError as SourceError
+from pydantic import Field, field_validator, model_validator
 
-from gpu_worker.errors import SettingsError
-from octavo.environment import unknown_names
+from octavo import settings
+from octavo.settings import Contradiction, ProgramSettings, variable_of
 from octavo.trace_context import checked_endpoint
 
-_PROGRAM = "python -m gpu_worker"
+PROGRAM = "gpu_worker"
+DESCRIPTION = "Octavo's GPU worker: runs the steps that a scheduler plans, on a GPU or a CPU."
 
 
-class Settings(BaseSettings):
+class Settings(ProgramSettings):
     """One worker process. Lengths and budgets are in tokens; None means: found out at start."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="OCTAVO_",
-        env_ignore_empty=True,
-        frozen=True,
-        extra="forbid",
-        cli_prog_name=_PROGRAM,
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-    )
 
     model: Path = Field(description="a model folder, or a .gguf file")
     listen: str = Field("127.0.0.1:7451", description="unix:/path or host:port; port 0 takes a free one")
@@ -106,30 +94,36 @@ class Settings(BaseSettings):
     def _can_trace(cls, value: str | None) -> str | None:
         return value if value is None else checked_endpoint(value)
 
-
-SETTING_NAMES = tuple(f"OCTAVO_{name.upper()}" for name in Settings.model_fields)
-
-
-def read_settings(argv: list[str]) -> Settings:
-    """Settings of a command line and this process's environment. Raises SettingsError with one line.
-
-    Wrong flags end the process with argparse's message and status 2.
-    """
-    unknown = unknown_names(os.environ)
-    if unknown:
-        raise SettingsError(f"unknown variables: {', '.join(unknown)}; unset them or correct their names")
-    try:
-        settings = Settings(_cli_parse_args=argv)  # type: ignore[call-arg]
-    except ValidationError as error:
-        raise SettingsError(
-            "; ".join(_one_line(item["loc"], item["msg"]) for item in error.errors())
-        ) from error
-    except SourceError as error:
-        raise SettingsError(str(error)) from error
-    if settings.num_layers is not None and settings.load_format != "dummy":
-        raise SettingsError("num_layers: only with --load-format dummy")
-    return settings
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> Self:
+        settings.require_listen(self.listen, self.allow_insecure_bind)
+        if self.num_layers is not None and self.load_format != "dummy":
+            raise Contradiction("{num_layers}: needs --load-format dummy, not {load_format}")
+        for (field, value), others in _BESIDE.items():
+            for other, allowed in others.items() if getattr(self, field) == value else ():
+                if getattr(self, other) not in allowed:
+                    goes = f"goes with {settings.flag_of(other)} {' or '.join(allowed)}"
+                    raise Contradiction(f"{{{field}}}: {goes}, not with {{{other}}}")
+        return self
 
 
-def _one_line(location: tuple[int | str, ...], message: str) -> str:
-    return f"{'.'.join(map(str, location))}: {message}"
+_COMPILED = {"device": ("auto", "cpu"), "kv_cache_dtype": ("auto",), "dtype": ("auto", "float32", "bfloat16")}
+_QUANTIZED = {
+    **_COMPILED,
+    "kernel_backend": ("auto", "cpu"),
+    "attention_backend": ("auto",),
+    "model_impl": ("auto", "octavo"),
+}
+_BESIDE: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    ("quantize", "int8"): _QUANTIZED,
+    ("quantize", "int4"): _QUANTIZED,
+    ("kernel_backend", "cpu"): _COMPILED,
+    ("kernel_backend", "triton"): {"dtype": ("auto", "float32", "bfloat16", "float16")},
+}
+"""What other settings may be beside the value of one; only the compiled CPU layers quantise."""
+SETTING_NAMES = tuple(map(variable_of, Settings.model_fields))
+
+
+def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of a command line. Exits with status 2 and one line for what is wrong; 0 after --help."""
+    return settings.load(Settings, PROGRAM, DESCRIPTION, arguments, environ)

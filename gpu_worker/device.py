@@ -77,9 +77,7 @@ def open_device(name: str, threads: int | None) -> Device:
     if name == "cpu":
         return CpuDevice(threads)
     if not torch.cuda.is_available():
-        raise SettingsError(
-            "device: cuda was asked for, but torch sees no CUDA device; use --device cpu or auto"
-        )
+        raise SettingsError("torch sees no CUDA device here; must be cpu or auto", "device")
     return CudaDevice()
 
 

@@ -4,6 +4,8 @@ Owns the exceptions that cross the worker's modules; knows no wire and no device
 is one line that names the field, its value and the limit or the knob.
 """
 
+from octavo.settings import RefusedSetting
+
 
 class WorkerError(Exception):
     """The worker cannot start or go on; the message is for the person at the terminal."""
@@ -17,7 +19,7 @@ class UnsupportedModelError(ModelError):
     """A well-formed model that our decoder cannot compute; other code may."""
 
 
-class SettingsError(WorkerError):
+class SettingsError(RefusedSetting, WorkerError):
     """A setting, or a combination of settings, cannot work here."""
 
 

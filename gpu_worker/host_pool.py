@@ -73,13 +73,13 @@ def num_host_blocks(swap_space: float, bytes_per_block: int, free_bytes: int, he
     if wanted > room:
         less = f", {held_bytes / GIB:.3g} GiB of them for the KV pool and the weights" if held_bytes else ""
         raise SettingsError(
-            f"swap_space: {swap_space:g} GiB, but {free_bytes / GIB:.3g} GiB of host memory are free{less}; "
-            f"at most {max(room, 0) / GIB:.3g} GiB; lower --swap-space (0: no host tier)"
+            f"{free_bytes / GIB:.3g} GiB of host memory are free{less}; "
+            f"must be at most {max(room, 0) / GIB:.3g} GiB (0: no host tier)",
+            "swap_space",
         )
     if wanted < bytes_per_block:
         raise SettingsError(
-            f"swap_space: {swap_space:g} GiB, but one block takes {bytes_per_block / GIB:.3g} GiB; "
-            "raise --swap-space, or set it to 0"
+            f"must be 0, or at least {bytes_per_block / GIB:.3g} GiB, one block", "swap_space"
         )
     return int(wanted // bytes_per_block)
 
@@ -268,6 +268,7 @@ def _pin(memory: Tensor) -> None:
     error = runtime.cudaHostRegister(memory.data_ptr(), size, 0)
     if int(error) != 0:
         raise SettingsError(
-            f"swap_space: the driver cannot pin {size / GIB:.3g} GiB of host memory "
-            f"({runtime.cudaGetErrorString(error)}); lower --swap-space"
+            f"the driver cannot pin {size / GIB:.3g} GiB of host memory "
+            f"({runtime.cudaGetErrorString(error)}); lower it",
+            "swap_space",
         )

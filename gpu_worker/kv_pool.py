@@ -108,15 +108,17 @@ def _check_explicit(num_blocks: int, reading: MemoryReading, request: PoolReques
     if (num_blocks + 1) * request.block_size > MAX_SLOTS:
         limit = MAX_SLOTS // request.block_size - 1
         raise SettingsError(
-            f"num_blocks: {num_blocks} of {request.block_size} tokens pass {MAX_SLOTS} slots; at most {limit}"
+            f"must be at most {limit}: {MAX_SLOTS} slots in blocks of {request.block_size} tokens",
+            "num_blocks",
         )
     wanted = (num_blocks + 1) * request.bytes_per_block
     room = reading.free - request.activation_bytes - request.graph_bytes
     if wanted > room:
         raise SettingsError(
-            f"num_blocks: {num_blocks} blocks take {_gib(wanted)}, but {_gib(reading.free)} are free and "
+            f"they take {_gib(wanted)}, but {_gib(reading.free)} are free and "
             f"activations and graphs take {_gib(request.activation_bytes + request.graph_bytes)}; at most "
-            f"{max(room // request.bytes_per_block - 1, 0)} blocks fit; lower --num-blocks"
+            f"{max(room // request.bytes_per_block - 1, 0)} blocks fit",
+            "num_blocks",
         )
 
 

@@ -23,7 +23,9 @@ def with_layers(
     """
     choice = _choice(kernels, dtype, settings, config, why_transformers)
     if settings.quantize != "none" and choice.backend != "cpu":
-        raise SettingsError(f"quantize: {settings.quantize} needs the compiled CPU layers ({choice.why})")
+        raise SettingsError(
+            f"needs the compiled CPU layers, but the layers run on {choice.backend}: {choice.why}", "quantize"
+        )
     fused = kernels.fused if choice.backend == "triton" else None
     return replace(kernels, fused=fused, choices=[*kernels.choices, choice])
 

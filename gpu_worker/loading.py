@@ -41,7 +41,7 @@ from gpu_worker.rows import Limits
 from gpu_worker.start_clock import StartClock
 from octavo.worker.v1 import worker_pb2
 from paged_kernels import dispatch
-from paged_kernels.contracts import KernelError
+from paged_kernels.contracts import BackendUnavailableError, KernelError
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def examine(settings: Settings, clock: StartClock | None = None) -> Examined:
     limit = config.context_limit
     max_model_len = settings.max_model_len or limit
     if max_model_len > limit:
-        raise SettingsError(f"max_model_len: {max_model_len}, the model's limit is {limit}")
+        raise SettingsError(f"must be at most {limit}, the model's limit", "max_model_len")
     pool_dtype = KV_CACHE_DTYPES.get(settings.kv_cache_dtype, dtype)
     try:
         kernels = dispatch.select(
@@ -105,6 +105,9 @@ def examine(settings: Settings, clock: StartClock | None = None) -> Examined:
             settings.block_size,
             pool_dtype,
         )
+    except BackendUnavailableError as error:
+        why = str(error).removeprefix(f"kernel backend {settings.kernel_backend} ")
+        raise SettingsError(why, "kernel_backend") from error
     except KernelError as error:
         raise SettingsError(str(error)) from error
     kernels = attention_choice.with_attention(

@@ -16,7 +16,7 @@ from prometheus_client import (
     start_http_server,
 )
 
-from gpu_worker.errors import SettingsError
+from gpu_worker.errors import WorkerError
 from gpu_worker.kv_pool import PoolSize
 from gpu_worker.model_runner import StepOutcome
 
@@ -117,9 +117,11 @@ class WorkerMetrics:
         self._steps.labels(outcome).inc()
 
     def serve(self, host: str, port: int) -> MetricsServer:
-        """Starts the HTTP server in a thread of its own. Raises SettingsError when the port is taken."""
+        """Starts the HTTP server in a thread of its own. Raises WorkerError when the port is taken."""
         try:
             server, _ = start_http_server(port, host, registry=self.registry)
         except OSError as error:
-            raise SettingsError(f"metrics_port: {host}:{port}: {error.strerror}") from error
+            raise WorkerError(
+                f"--metrics-port {port}: {host}:{port} cannot be bound: {error.strerror}"
+            ) from error
         return MetricsServer(server, int(server.server_port))

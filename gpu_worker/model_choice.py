@@ -39,5 +39,5 @@ def _shortened(settings: Settings, config: ModelConfig) -> ModelConfig:
     if settings.num_layers is None:
         return config
     if settings.num_layers > config.num_layers:
-        raise SettingsError(f"num_layers: {settings.num_layers}, the model has {config.num_layers}")
+        raise SettingsError(f"must be at most {config.num_layers}, the model's layers", "num_layers")
     return replace(config, num_layers=settings.num_layers)

@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from llguidance import LLMatcher
 
-from gpu_worker.errors import SettingsError
+from gpu_worker.errors import WorkerError
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.step_loop import Session, StepLoop
 from octavo import handshake, transport
@@ -186,11 +186,11 @@ class WorkerServer:
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self, listen: str) -> str:
-        """Binds and serves; returns the address with the port that was taken. Raises SettingsError."""
+        """Binds and serves; returns the address with the port that was taken. Raises WorkerError."""
         try:
             port = self._server.add_insecure_port(listen)
         except RuntimeError as error:
-            raise SettingsError(f"listen: {listen} cannot be bound; is it taken?") from error
+            raise WorkerError(f"--listen {listen}: cannot be bound; is it taken?") from error
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self.set_serving(False)
         await self._server.start()

@@ -13,7 +13,9 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from octavo_client.errors import OctavoError
+from octavo.command_line import USAGE_STATUS, Parser
+from octavo_client.commands.options import check_server_variable
+from octavo_client.errors import BadArgument, OctavoError
 
 COMMANDS = {
     "serve": "run a worker and a scheduler, and perhaps a gateway, in one terminal, and keep them running",
@@ -28,12 +30,12 @@ COMMANDS = {
     "worker": "run a worker alone",
     "gateway": "run the OpenAI-compatible HTTP gateway alone",
 }
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, USAGE_STATUS, 130
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The parser of all commands; only the chosen one's module is imported and its arguments known."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="octavo",
         description="Serve language models from a paged KV cache, and look into it.",
         epilog="octavo COMMAND --help says more. OCTAVO_SERVER is the scheduler's address (127.0.0.1:7450).",
@@ -58,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return importlib.import_module(f"octavo_client.commands.{chosen}").replace_process(words[1:])  # type: ignore[no-any-return]
     try:
         arguments = build_parser(chosen).parse_args(words)
+        check_server_variable(arguments)
         return int(arguments.run(arguments))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -67,13 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except BadArgument as error:
+        return _fail(error.message, EXIT_USAGE)
     except OctavoError as error:
         return _fail(error.message)
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = EXIT_FAILED) -> int:
     print(f"octavo: {' '.join(message.split())}", file=sys.stderr)
-    return EXIT_FAILED
+    return code
 
 
 def _version() -> str:

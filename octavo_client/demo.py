@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from octavo_client.aio import AsyncClient
 from octavo_client.demo_account import Account, Answer, PoolPeaks
 from octavo_client.demo_view import DemoView
-from octavo_client.errors import FailedPrecondition, OctavoError, Unavailable
+from octavo_client.errors import BadArgument, FailedPrecondition, OctavoError, Unavailable
 from octavo_client.supervisor import stack
 from octavo_client.supervisor.events import Line, News, Serving
 from octavo_client.supervisor.lines import parse, readable
@@ -51,7 +51,8 @@ async def run_demo(options: stack.StackOptions, view: DemoView, max_tokens: int,
         try:
             await asyncio.wait([running, script], return_when=asyncio.FIRST_COMPLETED)
             if not script.done():
-                raise FailedPrecondition(supervisor.failure or "the processes ended too early")
+                why = supervisor.failure or "the processes ended too early"
+                raise BadArgument(why) if supervisor.refused else FailedPrecondition(why)
             return await script
         finally:
             script.cancel()

@@ -42,7 +42,7 @@ def services(server: str | None, worker: str | None) -> Iterator[Finding]:
             missing = missing or error.message
         yield _scheduler(client.target, missing, stats, named)
     addresses = [worker] if worker else [*_served_sockets(), "127.0.0.1:7451"]
-    epochs = []
+    epochs, silent = [], ""
     for address in addresses:
         said, wrong = _capacity(address)
         if said is not None:
@@ -50,8 +50,11 @@ def services(server: str | None, worker: str | None) -> Iterator[Finding]:
             yield from _worker(address, said)
         elif worker:
             yield Finding(Level.FAIL, "worker", wrong)
+        else:
+            silent = wrong
     if not epochs and not worker:
-        yield Finding(Level.NOTE, "worker", "none is running here; name one elsewhere with --worker")
+        advice = "name one elsewhere with --worker"
+        yield Finding(Level.NOTE, "worker", f"{silent}; {advice}", ", ".join(addresses))
     if stats is not None and stats.worker_ready and epochs:
         yield _together(stats.worker_epoch, epochs, bool(worker))
 
@@ -77,7 +80,9 @@ def _scheduler(target: str, missing: str, stats: PoolStats | None, named: bool) 
         why = (
             f"{missing}: is it started, is this its --listen address, and is a firewall or container between?"
         )
-    return Finding(Level.FAIL if named else Level.NOTE, "scheduler", f"{target}: {why}")
+    if named:
+        return Finding(Level.FAIL, "scheduler", f"{target}: {why}")
+    return Finding(Level.NOTE, "scheduler", f"{target}: {why}", target)
 
 
 def _served_sockets() -> list[str]:

@@ -4,6 +4,8 @@
     |-- Unavailable
     |   |-- ConnectionFailed          nobody answers at the address, or the connection broke
     |   `-- NotReady                  wait_ready's time ran out
+    |-- InvalidArgument
+    |   `-- BadArgument               a flag or variable of the `octavo` command; exit code 2
     |-- Cancelled                     the call was cancelled at this end
     `-- CallFailed                    a status that the tree has no leaf for; the message names it
 
@@ -35,6 +37,7 @@ from octavo.errors import (
 
 __all__ = [
     "AlreadyExists",
+    "BadArgument",
     "CallFailed",
     "Cancelled",
     "ConnectionFailed",
@@ -52,6 +55,10 @@ __all__ = [
     "from_call",
     "from_code",
 ]
+
+
+class BadArgument(InvalidArgument):
+    default_reason = "BAD_ARGUMENT"
 
 
 class ConnectionFailed(Unavailable):

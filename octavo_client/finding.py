@@ -17,6 +17,9 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
+    """silent: the address that was asked and did not answer, though nobody named it; empty: none."""
+
     level: Level
     what: str
     detail: str
+    silent: str = ""

@@ -18,6 +18,7 @@ import uvloop
 
 from octavo import logging as octavo_logging
 from octavo.errors import OctavoError, Unavailable
+from octavo.settings import RefusedSetting, reason_of
 from scheduler_svc.config import Settings
 from scheduler_svc.core.plan import PreemptionMode, SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
@@ -50,8 +51,13 @@ def run(settings: Settings) -> int:
     """Serves until a signal or a failure. Returns the exit status."""
     octavo_logging.configure(SERVICE, settings.log_level)
     try:
+        if not settings.model.exists():
+            raise RefusedSetting("does not exist", "model")
         text = load_text_model(settings.model)
         return uvloop.run(_serve(settings, text))
+    except RefusedSetting as error:
+        _log.critical("cannot serve: %s", error.named(settings))
+        return 2
     except (OctavoError, OSError, RuntimeError) as error:
         _log.critical("cannot serve: %s", error)
         return 1
@@ -70,7 +76,7 @@ class App:
         config = core_config(settings)
         self._recorder: Recorder | None = None
         if settings.record:
-            self._recorder = Recorder(Path(settings.record), config, plans=settings.record_plans)
+            self._recorder = _begin_recording(settings, config)
         limits = Limits(
             prompt_bytes=settings.max_prompt_bytes,
             prompt_tokens=settings.max_prompt_tokens,
@@ -170,6 +176,13 @@ class App:
                 Unavailable("the service has shut down", reason="DRAINING", retry_after=1.0), "drained"
             )
             await self._engine.idle()
+
+
+def _begin_recording(settings: Settings, config: SchedulerConfig) -> Recorder:
+    try:
+        return Recorder(Path(settings.record), config, plans=settings.record_plans)
+    except OSError as error:
+        raise RefusedSetting(f"cannot be written: {reason_of(error)}", "record") from error
 
 
 def open_tracing(settings: Settings) -> "Tracing | None":

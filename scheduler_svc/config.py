@@ -5,26 +5,24 @@ complete, frozen and free of contradictions, and nobody writes to it.
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from octavo import settings, trace_context, transport
-from octavo.environment import PREFIX
-from octavo.settings import flag_of
+from octavo.settings import Contradiction, ProgramSettings
 from scheduler_svc.core.plan import MAX_DEPTH
 
 PROGRAM = "scheduler_svc"
 DESCRIPTION = "Octavo's scheduler service: serves gRPC and plans every step of the worker."
+_SEED = re.compile(r"[0-9a-fA-F]{32}")
 
 
-class Settings(BaseSettings):
+class Settings(ProgramSettings):
     """One scheduler process. The description of each field is its text in --help."""
-
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     model: Path = Field(description="model folder: config.json, tokenizer.json and the files beside them")
     worker: str = Field("127.0.0.1:7451", description="address of the worker: host:port or unix:/path")
@@ -51,7 +49,7 @@ class Settings(BaseSettings):
         0, ge=0, description="new tokens of one sequence in a step; 0: no bound of its own"
     )
     priority_aging: float = Field(
-        60.0, ge=0, allow_inf_nan=False,
+        60.0, ge=0,
         description="seconds of waiting that weigh as much as one step of priority; 0: priorities are strict",
     )  # fmt: skip
     watermark_blocks: int = Field(1, ge=0, description="blocks that an admission leaves free")
@@ -100,8 +98,14 @@ class Settings(BaseSettings):
     @field_validator("hash_seed")
     @classmethod
     def _sixteen_bytes(cls, value: str) -> str:
-        if value and len(bytes.fromhex(value)) != 16:
-            raise ValueError(f"{len(value)} hex digits, must be 32")
+        if value and not _SEED.fullmatch(value):
+            raise ValueError(f"must be 32 hex digits, not {len(value)} characters")
+        return value
+
+    @field_validator("worker")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        transport.require_address(value)
         return value
 
     @field_validator("otlp_traces_endpoint")
@@ -127,27 +131,24 @@ class Settings(BaseSettings):
             "silence must be noticed before a step fails",
         )
         if self.record_plans and not self.record:
-            raise ValueError("--record-plans without --record: there is no log to put them into")
-        transport.require_private(self.listen, self.allow_insecure_bind)
-        if not (self.allow_insecure_bind or transport.is_private(f"{self.metrics_host}:0")):
-            raise ValueError(
-                f"--metrics-host {self.metrics_host}: not of this machine alone; pass --allow-insecure-bind"
-            )
+            raise Contradiction("{record_plans}: needs --record, a log to put them into")
+        settings.require_listen(self.listen, self.allow_insecure_bind)
         private = transport.is_private(f"{self.metrics_host}:0")
+        if not (self.allow_insecure_bind or private):
+            raise Contradiction("{metrics_host}: is not of this machine alone; pass --allow-insecure-bind")
         if self.pool_page and not private and not self.pool_page_token_file:
-            raise ValueError(
-                f"--pool-page: --metrics-host {self.metrics_host} is not of this machine alone; "
+            raise Contradiction(
+                "{pool_page}: {metrics_host} is not of this machine alone; "
                 "give --pool-page-token-file or --no-pool-page"
             )
         return self
 
 
 def _require(made: Settings, smaller: str, larger: str, why: str) -> None:
-    low, high = getattr(made, smaller), getattr(made, larger)
-    if low > high:
-        raise ValueError(f"{flag_of(smaller)} {low} is above {flag_of(larger)} {high}: {why}")
+    if getattr(made, smaller) > getattr(made, larger):
+        raise Contradiction(f"{{{smaller}}} is above {{{larger}}}: {why}")
 
 
 def load(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of a command line. Exits with status 2 and one line for each problem; 0 after --help."""
+    """The settings of a command line. Exits with status 2 and one line for what is wrong; 0 after --help."""
     return settings.load(Settings, PROGRAM, DESCRIPTION, arguments, environ)

@@ -68,7 +68,7 @@ class Server:
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise RuntimeError(f"listen: {address} cannot be bound; is it taken?") from error
+            raise RuntimeError(f"--listen {address}: cannot be bound; is it taken?") from error
         await self._server.start()
         return transport.bound_address(address, port)
 

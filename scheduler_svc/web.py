@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from wsgiref.types import StartResponse, WSGIEnvironment
 
+from octavo.settings import RefusedSetting, reason_of
 from scheduler_svc.engine import Engine
 from scheduler_svc.exposition import metrics_app
 from scheduler_svc.inspect import KvCacheService
@@ -57,7 +58,8 @@ class WebEndpoint:
         try:
             return self._listener.start(host, port)
         except OSError as error:
-            raise OSError(f"metrics_port: {host}:{port}: {error.strerror}") from error
+            where = f"--metrics-port {port}: {host}:{port}"
+            raise OSError(f"{where} cannot be bound: {error.strerror}") from error
 
     def stop(self) -> None:
         """Closes the listener and ends the streams. Idempotent."""
@@ -68,10 +70,13 @@ class WebEndpoint:
 
 
 def read_token(path: str) -> str:
-    """The token in a file, empty for no file. Raises OSError, and RuntimeError for a file that holds none."""
+    """The token in a file, empty for no file. Raises RefusedSetting."""
     if not path:
         return ""
-    token = Path(path).read_text(encoding="utf-8").strip()
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RefusedSetting(f"cannot be read: {reason_of(error)}", "pool_page_token_file") from error
     if len(token) < 16 or not token.isascii() or not token.isprintable():
-        raise RuntimeError(f"pool_page_token_file: {path} must hold 16 printable ASCII characters or more")
+        raise RefusedSetting("must hold 16 printable ASCII characters or more", "pool_page_token_file")
     return token

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpu_worker.errors import ModelError
+from gpu_worker.errors import ModelError, SettingsError
 from gpu_worker.models.config_json import MAX_CONFIG_BYTES, read_json
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.gguf import GgufFile
@@ -97,12 +97,12 @@ class ModelFiles:
 
 
 def open_model(path: Path, with_weights: bool = True) -> ModelFiles:
-    """Opens a folder or a .gguf file. Raises ModelError with one line when something is missing."""
+    """Opens a folder or a .gguf file. Raises SettingsError for neither, ModelError where parts lack."""
     if path.is_file() and path.suffix == ".gguf":
         file = GgufFile(path)
         return ModelFiles(path, file.config(), {}, GgufSource(file))
     if not path.is_dir():
-        raise ModelError(f"model: {path} is neither a folder nor a .gguf file")
+        raise SettingsError("is neither a folder nor a .gguf file", "model")
     generation_path = path / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
     source = _folder_source(path) if with_weights else None

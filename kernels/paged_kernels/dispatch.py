@@ -102,9 +102,13 @@ def choice_of(kernels: Kernels, op: str) -> Choice:
 
 def _cpu_or_torch(backend: str, device: torch.device, dtype: torch.dtype, pool_dtype: torch.dtype) -> Kernels:
     """The compiled CPU kernels; where they cannot run, the torch ones for "auto", an error by name."""
+    if pool_dtype != dtype and backend == "auto":
+        why = "an fp8_e4m3 pool on a CPU is the torch kernels' own: the compiled ones have none"
+        _say_once(f"kernels: torch, for {why}", logging.INFO)
+        return _torch(why)
     try:
         if pool_dtype != dtype:
-            raise contracts.BackendUnavailableError(f"it has no {pool_dtype} pool; torch has")
+            raise contracts.BackendUnavailableError("it has no fp8_e4m3 pool; torch and triton have")
         return _cpu(device, dtype)
     except contracts.BackendUnavailableError as error:
         if backend == "cpu":
@@ -195,7 +199,7 @@ def _triton(why: str) -> Kernels:
     )
 
 
-def _say_once(message: str) -> None:
+def _say_once(message: str, level: int = logging.WARNING) -> None:
     if message not in _said:
         _said.add(message)
-        _log.warning(message)
+        _log.log(level, message)

@@ -10,6 +10,7 @@ import asyncio
 import signal
 import sys
 
+from octavo.command_line import real, whole
 from octavo_client.console import stdout_console
 from octavo_client.demo import run_demo
 from octavo_client.demo_view import DemoView
@@ -19,13 +20,17 @@ from octavo_client.supervisor import stack
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help=f"model folder ({stack.DEFAULT_MODEL})")
     parser.add_argument(
-        "--max-tokens", type=int, default=64, metavar="N", help="tokens an answer (%(default)s)"
+        "--max-tokens", type=whole(1, 1 << 20), default=64, metavar="N", help="tokens an answer (%(default)s)"
     )
     parser.add_argument(
-        "--num-blocks", type=int, default=256, metavar="N", help="blocks of the pool (%(default)s)"
+        "--num-blocks", type=whole(1), default=256, metavar="N", help="blocks of the pool (%(default)s)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="for the model to load (%(default)s)"
+        "--timeout",
+        type=real(0, above=True),
+        default=300.0,
+        metavar="S",
+        help="for the model to load (%(default)s)",
     )
     parser.add_argument(
         "--worker-arg", action="append", default=[], metavar="ARG", help="any argument of the worker"

@@ -7,26 +7,33 @@ Invariant: exit code 1 exactly when a line says FAIL.
 from __future__ import annotations
 
 import argparse
+import re
 
 from rich.text import Text
 
+from octavo.command_line import address, wrong
 from octavo_client import diagnosis
 from octavo_client.commands.options import add_server
 from octavo_client.console import safe, stdout_console
 from octavo_client.diagnosis import Asked
 from octavo_client.finding import Finding, Level
 
+_URL = re.compile(r"https?://[^/\s]+(/\S*)?")
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help="model folder to look at")
     parser.add_argument(
-        "--worker", metavar="ADDR", help="worker to ask (default: one that `octavo serve` started)"
+        "--worker",
+        type=address,
+        metavar="ADDR",
+        help="worker to ask (default: one that `octavo serve` started)",
     )
-    parser.add_argument("--gateway", metavar="URL", help="HTTP gateway to ask, http://host:port")
+    parser.add_argument("--gateway", type=_url, metavar="URL", help="HTTP gateway to ask, http://host:port")
     parser.add_argument(
         "--prometheus",
+        type=_url,
         metavar="URL",
         help="Prometheus to ask whether it scrapes the services, http://host:port",
     )
@@ -34,9 +41,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
 
 
+def _url(text: str) -> str:
+    if not _URL.fullmatch(text):
+        raise argparse.ArgumentTypeError(wrong(text, "http://host:port"))
+    return text
+
+
 def run(arguments: argparse.Namespace) -> int:
     console = stdout_console()
-    failed = False
+    failed, silent = False, list[str]()
     asked = Asked(
         server=arguments.server,
         worker=arguments.worker,
@@ -50,8 +63,18 @@ def run(arguments: argparse.Namespace) -> int:
         for finding in check():
             console.print(_line(finding))
             failed = failed or finding.level is Level.FAIL
-    console.print(Text("something is wrong, see FAIL above" if failed else "all is well", style="bold"))
+            silent += [f"{finding.what} at {finding.silent}"] if finding.silent else []
+    console.print(Text(_verdict(failed, silent), style="bold"))
     return 1 if failed else 0
+
+
+def _verdict(failed: bool, silent: list[str]) -> str:
+    """The last line. What does not answer where it is by default may be meant so, but is not well."""
+    if failed:
+        return "something is wrong, see FAIL above"
+    if silent:
+        return f"nothing is wrong with what is here, but nobody answers: {', '.join(silent)}"
+    return "all is well"
 
 
 def _line(finding: Finding) -> Text:

@@ -14,7 +14,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Literal, TextIO
 
 from rich.progress import (
     BarColumn,
@@ -25,12 +25,13 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from octavo.command_line import whole
 from octavo_client import jsonl
 from octavo_client.calls import Batch
 from octavo_client.client import Client
 from octavo_client.commands.options import add_sampling, add_server, sampling_options
 from octavo_client.console import stderr_console
-from octavo_client.errors import AlreadyExists, InvalidArgument, OctavoError
+from octavo_client.errors import AlreadyExists, BadArgument, OctavoError
 from octavo_client.types import BatchEvent, Delta, Finished, GenerateOptions, Request, RequestFailed
 
 _RATE_SECONDS = 0.25
@@ -45,11 +46,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", default="-", metavar="FILE", help="JSON lines; - is stdout (%(default)s)"
     )
     parser.add_argument(
-        "--concurrency", type=int, default=256, metavar="N", help="requests in flight (%(default)s)"
+        "--concurrency", type=whole(1), default=256, metavar="N", help="requests in flight (%(default)s)"
     )
-    parser.add_argument("--n", type=int, metavar="N", help="sequences of each prompt (1)")
+    parser.add_argument("--n", type=whole(1, 1 << 16), metavar="N", help="sequences of each prompt (1)")
     parser.add_argument(
-        "--logprobs", type=int, metavar="K", help="add the tokens' log-probabilities and the K likeliest"
+        "--logprobs",
+        type=whole(0, 20),
+        metavar="K",
+        help="add the tokens' log-probabilities and the K likeliest",
     )
     parser.add_argument("--token-ids", action="store_true", help="add the token ids to each answer")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar on stderr")
@@ -63,15 +67,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.concurrency < 1:
-        raise InvalidArgument(f"--concurrency: {arguments.concurrency} is less than 1", field="concurrency")
     if not arguments.text and arguments.input == "-" and sys.stdin.isatty():
-        raise InvalidArgument("give a text, --input FILE, or JSON lines on stdin", field="text")
+        raise BadArgument("give a text, --input FILE, or JSON lines on stdin", field="text")
     with contextlib.ExitStack() as stack:
         lines, total = _lines(arguments, stack)
         output = sys.stdout
         if arguments.output != "-":
-            output = stack.enter_context(open(arguments.output, "w", encoding="utf-8"))
+            output = stack.enter_context(_opened("--output", arguments.output, "w"))
         client = stack.enter_context(Client(arguments.server))
         defaults = dataclasses.replace(
             sampling_options(arguments), n=arguments.n, logprobs=arguments.logprobs
@@ -88,16 +90,17 @@ def _lines(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[
         return iter([json.dumps(text) for text in arguments.text]), len(arguments.text)
     if arguments.input == "-":
         return iter(sys.stdin), None
-    source = stack.enter_context(_reading(arguments.input))
+    source = stack.enter_context(_opened("--input", arguments.input, "r"))
     total = sum(1 for line in source if line.strip())
     source.seek(0)
     return iter(source), total
 
 
-@contextlib.contextmanager
-def _reading(path: str) -> Iterator[TextIO]:
-    with open(path, encoding="utf-8") as source:
-        yield source
+def _opened(flag: str, path: str, mode: Literal["r", "w"]) -> TextIO:
+    try:
+        return open(path, mode, encoding="utf-8")
+    except OSError as error:
+        raise BadArgument(f"{flag} {path}: {error.strerror}", field=flag.removeprefix("--")) from None
 
 
 class Job:

@@ -7,32 +7,50 @@ default.
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Callable
 
+from octavo.command_line import address, real, whole
+from octavo.transport import require_address
 from octavo_client.channel import DEFAULT_SERVER
+from octavo_client.errors import BadArgument
 from octavo_client.types import GenerateOptions
 
-_NUMBERS: tuple[tuple[str, type[int] | type[float], str], ...] = (
-    ("temperature", float, "0 is greedy (1.0)"),
-    ("top-p", float, "in (0, 1] (1.0)"),
-    ("top-k", int, "0 means all (0)"),
-    ("min-p", float, "in [0, 1] (0)"),
-    ("presence-penalty", float, "subtracted from tokens that were generated (0)"),
-    ("frequency-penalty", float, "the same for each time (0)"),
-    ("repetition-penalty", float, "divides tokens of prompt and output (1.0)"),
-    ("seed", int, "makes sampling repeatable"),
-    ("max-tokens", int, "most tokens to generate (up to the context limit)"),
-    ("min-tokens", int, "no stop before so many"),
-    ("priority", int, "a smaller number is served first (0)"),
-    ("queue-timeout", float, "longest wait for the first step, in seconds"),
+_GREATEST = 1 << 20
+_NUMBERS: tuple[tuple[str, Callable[[str], int | float | str], str], ...] = (
+    ("temperature", real(0, 100), "0 is greedy (1.0)"),
+    ("top-p", real(0, 1, above=True), "in (0, 1] (1.0)"),
+    ("top-k", whole(0, _GREATEST), "0 means all (0)"),
+    ("min-p", real(0, 1), "in [0, 1] (0)"),
+    ("presence-penalty", real(-2, 2), "subtracted from tokens that were generated (0)"),
+    ("frequency-penalty", real(-2, 2), "the same for each time (0)"),
+    ("repetition-penalty", real(0, 10, above=True), "divides tokens of prompt and output (1.0)"),
+    ("seed", whole(0, (1 << 64) - 1), "makes sampling repeatable"),
+    ("max-tokens", whole(1, _GREATEST), "most tokens to generate (up to the context limit)"),
+    ("min-tokens", whole(0, _GREATEST), "no stop before so many"),
+    ("priority", whole(-(1 << 31), (1 << 31) - 1), "a smaller number is served first (0)"),
+    ("queue-timeout", real(0, 86_400, above=True), "longest wait for the first step, in seconds"),
 )
+"""With the scheduler's own bounds: what it would refuse is a wrong command line here."""
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
+        type=address,
         metavar="ADDR",
         help=f"scheduler, host:port or unix:/path (OCTAVO_SERVER, then {DEFAULT_SERVER})",
     )
+
+
+def check_server_variable(arguments: argparse.Namespace) -> None:
+    """Raises BadArgument for an OCTAVO_SERVER that is no address, where it is what counts."""
+    found = os.environ.get("OCTAVO_SERVER", "")
+    if found and "server" in arguments and not arguments.server:
+        try:
+            require_address(found)
+        except ValueError as error:
+            raise BadArgument(f"OCTAVO_SERVER {found}: {error}", field="server") from None
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

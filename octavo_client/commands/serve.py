@@ -13,13 +13,16 @@ import signal
 import sys
 from collections.abc import Callable
 
+from octavo.command_line import USAGE_STATUS, address, real, whole, wrong
+from octavo.transport import require_address
 from octavo_client.board import Board, JsonBoard, TerminalBoard
 from octavo_client.channel import DEFAULT_SERVER
 from octavo_client.console import outlive_readers, stdout_console
-from octavo_client.errors import InvalidArgument
+from octavo_client.errors import BadArgument
 from octavo_client.supervisor import stack
 from octavo_client.supervisor.supervisor import RestartPolicy, Supervisor
 
+_PORT = whole(0, 65535)
 _HELP = {
     "device": "auto, cpu or cuda",
     "dtype": "auto, float32, bfloat16, float16 or float64",
@@ -54,23 +57,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help=f"model folder or GGUF file ({stack.DEFAULT_MODEL})")
     parser.add_argument(
         "--listen",
-        default=os.environ.get("OCTAVO_LISTEN", DEFAULT_SERVER),
+        type=address,
         metavar="ADDR",
-        help="the scheduler's address (%(default)s)",
+        help=f"the scheduler's address (OCTAVO_LISTEN, then {DEFAULT_SERVER})",
     )
-    parser.add_argument("--port", type=int, metavar="P", help="short for --listen 127.0.0.1:P; 0 picks one")
+    parser.add_argument("--port", type=_PORT, metavar="P", help="short for --listen 127.0.0.1:P; 0 picks one")
     parser.add_argument(
-        "--metrics-port", type=int, default=stack.DEFAULT_METRICS_PORT, metavar="P", help="(%(default)s)"
+        "--metrics-port", type=_PORT, default=stack.DEFAULT_METRICS_PORT, metavar="P", help="(%(default)s)"
     )
     parser.add_argument(
         "--worker-metrics-port",
-        type=int,
+        type=_PORT,
         default=stack.DEFAULT_WORKER_METRICS_PORT,
         metavar="P",
         help="(%(default)s)",
     )
     parser.add_argument(
-        "--http", metavar="P", help="serve OpenAI's HTTP API too, at 127.0.0.1:P or HOST:PORT; 0 picks a port"
+        "--http",
+        type=_http_address,
+        metavar="P",
+        help="serve OpenAI's HTTP API too, at 127.0.0.1:P or HOST:PORT; 0 picks a port",
     )
     both = parser.add_argument_group("handed to the worker, the scheduler or the gateway")
     for name in dict.fromkeys((*stack.WORKER_FLAGS, *stack.SCHEDULER_FLAGS, *stack.GATEWAY_FLAGS)):
@@ -82,11 +88,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     both.add_argument("--scheduler-arg", action="append", default=[], metavar="ARG", help="of the scheduler")
     both.add_argument("--gateway-arg", action="append", default=[], metavar="ARG", help="of the gateway")
     parser.add_argument(
-        "--max-restarts", type=int, default=8, metavar="N", help="quick deaths in a row (%(default)s)"
+        "--max-restarts", type=whole(0), default=8, metavar="N", help="quick deaths in a row (%(default)s)"
     )
     parser.add_argument(
         "--grace",
-        type=float,
+        type=real(0),
         default=stack.DRAIN_SECONDS + 5,
         metavar="S",
         help="seconds to end by itself (%(default)s)",
@@ -110,25 +116,47 @@ def stack_options(arguments: argparse.Namespace) -> stack.StackOptions:
     }
     for name in {*stack.GATEWAY_FLAGS} - {*stack.WORKER_FLAGS, *stack.SCHEDULER_FLAGS}:
         if name in values and not arguments.http:
-            raise InvalidArgument(f"--{name}: is the gateway's; give --http too", field=name)
+            raise BadArgument(f"--{name} {values[name]}: is the gateway's; give --http too", field=name)
     if arguments.no_prefix_cache:
         values["no-prefix-cache"] = ""
     return stack.StackOptions(
         model=stack.find_model(arguments.model),
-        listen=arguments.listen if arguments.port is None else f"127.0.0.1:{arguments.port}",
+        listen=_listen(arguments),
         metrics_port=arguments.metrics_port,
         worker_metrics_port=arguments.worker_metrics_port,
         values=values,
         worker_args=arguments.worker_arg,
         scheduler_args=arguments.scheduler_arg,
-        http=_http_address(arguments.http),
+        http=arguments.http or "",
         gateway_args=arguments.gateway_arg,
     )
 
 
-def _http_address(given: str | None) -> str:
-    """A port alone is one of this machine; empty without --http."""
-    return f"127.0.0.1:{given}" if given and given.isdecimal() else given or ""
+def _listen(arguments: argparse.Namespace) -> str:
+    if arguments.port is not None:
+        return f"127.0.0.1:{arguments.port}"
+    if arguments.listen:
+        return str(arguments.listen)
+    found = os.environ.get("OCTAVO_LISTEN") or DEFAULT_SERVER
+    try:
+        require_address(found)
+    except ValueError as error:
+        raise BadArgument(f"OCTAVO_LISTEN {found}: {error}", field="listen") from None
+    return found
+
+
+def _http_address(given: str) -> str:
+    """The type of --http: a port alone is one of this machine."""
+    found = f"127.0.0.1:{given}" if given.isdecimal() else given
+    try:
+        require_address(found)
+    except ValueError:
+        good = False
+    else:
+        good = not found.startswith("unix")
+    if not good:
+        raise argparse.ArgumentTypeError(wrong(given, "a port from 0 to 65535, or host:port"))
+    return found
 
 
 async def _serve(arguments: argparse.Namespace, options: stack.StackOptions, socket: str) -> int:
@@ -150,12 +178,18 @@ async def _serve(arguments: argparse.Namespace, options: stack.StackOptions, soc
         await asyncio.gather(watch, return_exceptions=True)
     if not good:
         print(f"octavo: {supervisor.failure}", file=sys.stderr)
-    return 0 if good else 1
+    if good:
+        return 0
+    return USAGE_STATUS if supervisor.refused else 1
 
 
 def on_signals(stop: Callable[[], None]) -> None:
-    """Calls stop at SIGINT, SIGTERM and the terminal's end, in place of the default; nohup stays nohup."""
+    """Calls stop at SIGINT, SIGTERM and the terminal's end, in place of the default.
+
+    A shell without job control starts what follows `&` with SIGINT ignored; it ends this too. Who asks for
+    SIGHUP to be ignored means it: nohup stays nohup.
+    """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop)

@@ -14,11 +14,12 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from octavo.command_line import real
 from octavo_client import pool_view
 from octavo_client.client import Client
 from octavo_client.commands.options import add_server
 from octavo_client.console import safe, stdout_console
-from octavo_client.errors import InvalidArgument, NotFound, OctavoError, Unavailable
+from octavo_client.errors import NotFound, OctavoError, Unavailable
 from octavo_client.pool_view import EXPLAINED, Picture, Rates
 from octavo_client.views import Explanation, PoolStats
 
@@ -28,17 +29,17 @@ _SMALLEST_INTERVAL = 0.05
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--interval", type=float, default=0.5, metavar="S", help="seconds between frames (%(default)s)"
+        "--interval",
+        type=real(_SMALLEST_INTERVAL),
+        default=0.5,
+        metavar="S",
+        help="seconds between frames (%(default)s)",
     )
     parser.add_argument("--once", action="store_true", help="print one frame and end")
     add_server(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not arguments.interval >= _SMALLEST_INTERVAL:
-        raise InvalidArgument(
-            f"--interval: {arguments.interval} is less than {_SMALLEST_INTERVAL}", field="interval"
-        )
     console = stdout_console()
     with Client(arguments.server, timeout=5.0) as client:
         watcher = Watcher(client)

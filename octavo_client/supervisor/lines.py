@@ -7,9 +7,13 @@ as it is.
 from __future__ import annotations
 
 import json
+import re
 import signal
 from dataclasses import dataclass
 
+REFUSED = 2
+"""The exit code of a service that refuses its settings."""
+_BEFORE_SETTING = re.compile(r"^(python -m \w+|cannot (start|serve)): ")
 _CONTEXT = ("request_id", "step_id", "session_id", "epoch")
 
 
@@ -49,6 +53,11 @@ def readable(text: str) -> str:
     detail = line.detail.strip().splitlines()
     message = f"{line.message} ({detail[-1].strip()})" if detail else line.message
     return " ".join(message.split()) or "it wrote nothing"
+
+
+def refusal(text: str) -> str:
+    """What a service that refuses its settings says of them."""
+    return _BEFORE_SETTING.sub("", readable(text))
 
 
 def describe_exit(code: int) -> str:

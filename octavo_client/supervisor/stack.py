@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from octavo_client.errors import FailedPrecondition
+from octavo_client.errors import BadArgument, FailedPrecondition
 from octavo_client.supervisor.child import LISTEN, ChildSpec
 
 DEFAULT_MODEL = Path("models/SmolLM2-135M-Instruct")
@@ -105,16 +105,18 @@ class RunDir:
 def find_model(given: str | None) -> Path:
     """The model to serve: the one given, else OCTAVO_MODEL, else the demo model when it is there.
 
-    Raises FailedPrecondition, saying how to make it, when it is not there.
+    When it is not there, raises an error that says how to make one: BadArgument where it was named, else
+    FailedPrecondition.
     """
-    path = Path(given or os.environ.get("OCTAVO_MODEL") or DEFAULT_MODEL)
+    variable = os.environ.get("OCTAVO_MODEL")
+    path = Path(given or variable or DEFAULT_MODEL)
     if path.is_file() or (path / "config.json").is_file():
         return path
     what = "has no config.json" if path.is_dir() else "does not exist"
-    raise FailedPrecondition(
-        f"model {path} {what}; `python -m gpu_worker.models.prepare --out {DEFAULT_MODEL}` makes one",
-        field="model",
-    )
+    advice = f"{what}; `python -m gpu_worker.models.prepare --out {DEFAULT_MODEL}` makes one"
+    if given or variable:
+        raise BadArgument(f"{'--model' if given else 'OCTAVO_MODEL'} {path}: {advice}", field="model")
+    raise FailedPrecondition(f"the default model {path} {advice}", field="model")
 
 
 def child_specs(options: StackOptions, socket: str) -> list[ChildSpec]:

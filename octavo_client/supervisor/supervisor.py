@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from octavo_client.supervisor.child import LISTEN, Child, ChildSpec
 from octavo_client.supervisor.events import Died, News, Serving, Stopped
-from octavo_client.supervisor.lines import describe_exit, readable
+from octavo_client.supervisor.lines import REFUSED, describe_exit, readable, refusal
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,10 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """Runs children until stop() is called or one is given up."""
+    """Runs children until stop() is called or one is given up.
+
+    failure: why one was, in one line. refused: because it refused its command line, and `failure` says what.
+    """
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class Supervisor:
         self._hurry = asyncio.Event()
         self._live: dict[str, Child] = {}
         self.failure: str | None = None
+        self.refused = False
 
     def stop(self) -> None:
         """Ends all children; the second call ends them at once."""
@@ -103,7 +107,7 @@ class Supervisor:
             try:
                 code = await child.run()
             except OSError as error:
-                self._give_up(spec.name, f"cannot be started: {error}")
+                self._give_up(f"the {spec.name} cannot be started: {error}")
                 return
             finally:
                 del self._live[spec.name]
@@ -115,9 +119,14 @@ class Supervisor:
             hopeless = not served_before or quick > self._policy.max_quick_deaths
             delay = None if hopeless else self._policy.delay(quick)
             self._notify(Died(spec.name, describe_exit(code), delay, child.last_line))
+            if delay is None and code == REFUSED and not served_before:
+                self.refused = not self.failure
+                self._give_up(refusal(child.last_line))
+                return
             if delay is None:
                 often = f" {quick} times in a row" if quick > 1 else " at its start"
-                self._give_up(spec.name, f"{describe_exit(code)}{often}: {readable(child.last_line)}")
+                why = f"{describe_exit(code)}{often}: {readable(child.last_line)}"
+                self._give_up(f"the {spec.name} {why}")
                 return
             if await self._stopped_within(delay):
                 return
@@ -138,8 +147,8 @@ class Supervisor:
         await asyncio.gather(*waits, return_exceptions=True)
         return self.stopping
 
-    def _give_up(self, name: str, why: str) -> None:
-        self.failure = self.failure or f"the {name} {why}"
+    def _give_up(self, why: str) -> None:
+        self.failure = self.failure or why
         self._stop.set()
 
     async def _stopped_within(self, seconds: float) -> bool:

@@ -91,20 +91,26 @@ def is_private(address: str) -> bool:
         return False
 
 
+def require_address(address: str) -> None:
+    """Raises ValueError, saying what it must be, when an address is none. gRPC takes a port modulo 2^16."""
+    scheme, _, rest = address.partition(":")
+    port = address.rpartition(":")[2]
+    if scheme in ("unix", "unix-abstract"):
+        good = bool(rest)
+    else:
+        good = ":" in address and port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16
+    if not good:
+        raise ValueError("must be host:port with a port from 0 to 65535, or unix:/path")
+
+
 def require_private(address: str, allow_insecure_bind: bool) -> None:
     """Raises ValueError when a listen address is none, or has no TLS and could be reached from elsewhere and
-    nobody asked for that by name.
+    nobody asked for that by name. The text is what comes after the setting's name and value.
     """
-    port = address.rpartition(":")[2]
-    if not address.startswith(("unix:", "unix-abstract:")) and not (
-        ":" in address
-        and port.isdecimal()
-        and int(port) < 1 << 16  # gRPC would take a larger one modulo 2^16
-    ):
-        raise ValueError(f"listen {address}: must be host:port with a port from 0 to 65535, or unix:/path")
+    require_address(address)
     if not allow_insecure_bind and not is_private(address):
         raise ValueError(
-            f"listen {address}: not a loopback address or Unix socket, and there is no TLS; "
+            "is not a loopback address or Unix socket, and there is no TLS; "
             "pass --allow-insecure-bind to serve it all the same"
         )
 

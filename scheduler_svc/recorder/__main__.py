@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from octavo.command_line import Parser, address, real
 from scheduler_svc.recorder.format import DamagedLog, LogReader, Record
 from scheduler_svc.recorder.replay import Difference, Replayer
 from scheduler_svc.recorder.values import UnknownField
@@ -40,7 +41,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="octavo replay",
         description="Makes the decisions of a recorded log again and says the first that differs.",
         epilog="Exit status: 0 none differs, 1 one does, 2 wrong command line, 3 the log cannot be read.",
@@ -48,11 +49,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("file", type=Path, metavar="FILE", help="a log of `octavo scheduler --record FILE`")
     parser.add_argument(
         "--worker",
+        type=address,
         metavar="ADDR",
         help="runs the plans on this worker too, and compares tokens; takes it over",
     )
     parser.add_argument(
-        "--step-timeout-seconds", type=float, default=120.0, metavar="S", help="(%(default)s)"
+        "--step-timeout-seconds", type=real(0, above=True), default=120.0, metavar="S", help="(%(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     return parser.parse_args()

@@ -5,13 +5,11 @@ bounds, and what is not ends the program with status 2 and one line that names f
 """
 
 import argparse
-import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+from octavo.command_line import Parser, real, whole, wrong
 from scheduler_svc.simulate.readers import FORMATS
 from scheduler_svc.simulate.worker_model import PRESETS
 
@@ -56,12 +54,6 @@ class Arguments:
     plots: Path | None
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"octavo simulate: {message}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
-
-
 def parse(words: Sequence[str]) -> Arguments:
     """Exits with status 2 and one line for a bad command line; 0 after --help."""
     parser = _parser()
@@ -100,11 +92,10 @@ def _no_contradiction(parser: argparse.ArgumentParser, given: Arguments) -> None
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="octavo simulate",
         description="Run a trace through the scheduler's core with a modelled worker on a virtual clock.",
         epilog="docs/simulate.md describes the formats, the worker models and every figure.",
-        allow_abbrev=False,
     )
     _trace_flags(parser)
     _pool_flags(parser)
@@ -125,14 +116,14 @@ def _trace_flags(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("auto", *FORMATS), default="auto", help="kind of trace (%(default)s)"
     )
     group.add_argument(
-        "--limit", type=_whole(0, 1 << 30), default=0, metavar="N", help="only the first N requests"
+        "--limit", type=whole(0, 1 << 30), default=0, metavar="N", help="only the first N requests"
     )
     group.add_argument(
-        "--arrival-scale", type=_number(0, inclusive=False), default=1.0, metavar="X",
+        "--arrival-scale", type=real(0, above=True), default=1.0, metavar="X",
         help="X times the trace's requests a second (1)",
     )  # fmt: skip
     group.add_argument(
-        "--n", type=_whole(1, 1 << 10), default=1, metavar="N", help="answers to each request (1)"
+        "--n", type=whole(1, 1 << 10), default=1, metavar="N", help="answers to each request (1)"
     )
     group.add_argument(
         "--one-at-a-time", action="store_true", help="a request arrives when the one before has ended"
@@ -142,7 +133,7 @@ def _trace_flags(parser: argparse.ArgumentParser) -> None:
         help="hit rate of the trace's own blocks: one block an id, in file order, nothing generated",
     )  # fmt: skip
     group.add_argument(
-        "--session-interval", type=_number(0), default=10.0, metavar="S",
+        "--session-interval", type=real(0), default=10.0, metavar="S",
         help="seconds between the begins of two sessions, where the trace does not say (10)",
     )  # fmt: skip
     group.add_argument("--tokenizer", type=Path, metavar="DIR", help="model folder, for traces of text")
@@ -155,14 +146,14 @@ def _pool_flags(parser: argparse.ArgumentParser) -> None:
         help="one run for each; `contiguous` reserves --max-model-len for every request (16)",
     )  # fmt: skip
     group.add_argument(
-        "--num-blocks", type=_whole(1, MAX_SLOTS, UNBOUNDED), default=UNBOUNDED, metavar="N",
+        "--num-blocks", type=whole(1, MAX_SLOTS, UNBOUNDED), default=UNBOUNDED, metavar="N",
         help="blocks of the pool, or `unbounded` (unbounded)",
     )  # fmt: skip
     group.add_argument(
-        "--pool-tokens", type=_whole(1, MAX_SLOTS), metavar="N", help="size of the pool in tokens instead"
+        "--pool-tokens", type=whole(1, MAX_SLOTS), metavar="N", help="size of the pool in tokens instead"
     )
     group.add_argument(
-        "--max-model-len", type=_whole(0, MAX_SLOTS), default=0, metavar="N",
+        "--max-model-len", type=whole(0, MAX_SLOTS), default=0, metavar="N",
         help="most tokens of prompt and output (0: the longest of the trace)",
     )  # fmt: skip
 
@@ -183,11 +174,11 @@ def _policy_flags(parser: argparse.ArgumentParser) -> None:
         help="what a sequence without blocks does: the cheaper, or always that (%(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--swap-tokens", type=_whole(0, MAX_SLOTS), default=0, metavar="N",
+        "--swap-tokens", type=whole(0, MAX_SLOTS), default=0, metavar="N",
         help="tokens that the host tier holds; 0: nothing is swapped",
     )  # fmt: skip
     group.add_argument(
-        "--queue-timeout", type=_number(0), default=0.0, metavar="S",
+        "--queue-timeout", type=real(0), default=0.0, metavar="S",
         help="a request that has waited so long for its first step goes away (0: never)",
     )  # fmt: skip
     for flag, low, default, text in (
@@ -197,37 +188,9 @@ def _policy_flags(parser: argparse.ArgumentParser) -> None:
         ("--watermark-blocks", 0, 1, "blocks that an admission leaves free"),
     ):
         group.add_argument(
-            flag, type=_whole(low, 1 << 20), default=default, metavar="N", help=f"{text} (%(default)s)"
+            flag, type=whole(low, 1 << 20), default=default, metavar="N", help=f"{text} (%(default)s)"
         )
-    group.add_argument("--depth", type=_whole(1, 2), default=2, metavar="N", help="steps in flight (2)")
-
-
-def _whole(low: int, high: int, word: str = "") -> Callable[[str], int | str]:
-    def convert(text: str) -> int | str:
-        if word and text == word:
-            return word
-        digits = text.removeprefix("-")
-        value = int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
-        if value is None or not low <= value <= high:
-            also = f" or {word}" if word else ""
-            raise argparse.ArgumentTypeError(f"{text}: must be a whole number in {low}..{high}{also}")
-        return value
-
-    return convert
-
-
-def _number(low: float, inclusive: bool = True) -> Callable[[str], float]:
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (low < value or (inclusive and value == low)) or math.isinf(value):
-            bound = "at least" if inclusive else "above"
-            raise argparse.ArgumentTypeError(f"{text}: must be a number {bound} {low:g}")
-        return value
-
-    return convert
+    group.add_argument("--depth", type=whole(1, 2), default=2, metavar="N", help="steps in flight (2)")
 
 
 def _block_sizes(text: str) -> tuple[int, ...]:
@@ -238,7 +201,6 @@ def _block_sizes(text: str) -> tuple[int, ...]:
         elif word.strip().isascii() and word.strip().isdigit() and 1 <= int(word) <= MAX_BLOCK_SIZE:
             sizes.append(int(word))
         else:
-            raise argparse.ArgumentTypeError(
-                f"{word}: must be a whole number in 1..{MAX_BLOCK_SIZE} or {CONTIGUOUS}"
-            )
+            limit = f"whole numbers from 1 to {MAX_BLOCK_SIZE} or {CONTIGUOUS}, with commas between"
+            raise argparse.ArgumentTypeError(wrong(text, limit))
     return tuple(sizes)

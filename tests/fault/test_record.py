@@ -182,5 +182,5 @@ async def test_a_recording_that_cannot_begin_stops_the_start(processes: Processe
     process = await asyncio.to_thread(
         processes.scheduler, tiny_llama, "127.0.0.1:1", "--record", "/nonexistent/log", wait=False
     )
-    assert await asyncio.to_thread(process.popen.wait, 30) == 1
+    assert await asyncio.to_thread(process.popen.wait, 30) == 2
     assert "/nonexistent/log" in process.log_end()

@@ -1,5 +1,7 @@
 """octavo top, octavo doctor, and the command's own help and errors."""
 
+import socket
+
 import pytest
 
 from octavo_client import Client
@@ -43,6 +45,19 @@ def test_doctor_fails_for_a_misspelt_name() -> None:
     assert done.code == 1
     failed = [line.split()[1] for line in done.out.splitlines() if line.startswith("  FAIL")]
     assert failed == ["OCTAVO_NUM_BLOKS", "scheduler"]
+
+
+def test_doctor_says_who_does_not_answer_where_nobody_was_named() -> None:
+    """All that is here may be well; that nobody answers is said with what was asked."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", 7450)) == 0:
+            pytest.skip("a scheduler runs at the default address")
+    done = octavo("doctor", "--no-device", env={"OCTAVO_MODEL": ""})
+    assert done.code == 0, done.out
+    last = done.out.splitlines()[-1]
+    assert last.startswith("nothing is wrong with what is here, but nobody answers: ")
+    assert "scheduler at 127.0.0.1:7450" in last
+    assert "all is well" not in done.out
 
 
 def test_doctor_fails_for_a_worker_that_is_named_and_not_there() -> None:

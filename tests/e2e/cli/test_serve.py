@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -95,12 +96,54 @@ def test_serve_ends_cleanly_when_its_pipe_is_left(tiny_llama: Path, number: sign
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_behind_an_ampersand_ends_by_either_signal(
+    tiny_llama: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """A shell without job control starts such a command with SIGINT ignored."""
+    words = shlex.join(command("serve", "--model", str(tiny_llama), "--device", "cpu", *PORTS))
+    said = tmp_path / "said"
+    with subprocess.Popen(
+        ["sh", "-c", f"{words} >{said} 2>&1 & echo $!; wait $!; echo ended $?"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env=child_environment(),
+    ) as shell:
+        assert shell.stdout is not None
+        pid = int(shell.stdout.readline())
+        try:
+            while not said.exists() or "scheduler serving on" not in said.read_text():
+                assert Path(f"/proc/{pid}").exists(), said.read_text()
+                time.sleep(0.05)
+            os.kill(pid, number)
+            assert shell.stdout.readline() == "ended 0\n", said.read_text()
+        finally:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)
+    assert "stopping" in said.read_text()
+
+
 def test_serve_says_why_a_worker_cannot_start(tiny_llama: Path) -> None:
     done = octavo("serve", "--model", str(tiny_llama), *PORTS, "--worker-arg=--block-size", "--worker-arg=0")
-    assert done.code == 1
-    assert done.err.startswith("octavo: the worker ended with exit code ")
-    assert "block_size" in done.err
-    assert len(done.err.splitlines()) == 1
+    assert (done.code, done.err) == (
+        2, "octavo: --block-size 0: must be a whole number from 1 to 4096\n"
+    )  # fmt: skip
+
+
+def test_serve_says_why_a_scheduler_refuses_its_settings(tiny_llama: Path) -> None:
+    """In the one line of the flag, not the scheduler's usage."""
+    done = octavo("serve", "--model", str(tiny_llama), *PORTS, "--depth", "9")
+    assert (done.code, done.err) == (2, "octavo: --depth 9: must be a whole number from 1 to 4\n")
+    assert "usage" not in done.out
+    assert done.out.count("--depth") <= 2
+
+
+def test_serve_says_which_setting_a_model_does_not_allow(tiny_llama: Path) -> None:
+    done = octavo("serve", "--model", str(tiny_llama), *PORTS, "--max-model-len", "5000")
+    assert (done.code, done.err) == (
+        2, "octavo: --max-model-len 5000: must be at most 2048, the model's limit\n"
+    )  # fmt: skip
 
 
 def test_serve_says_that_its_port_is_taken(served: Background, tiny_llama: Path) -> None:
@@ -114,8 +157,8 @@ def test_serve_says_that_its_port_is_taken(served: Background, tiny_llama: Path)
 @pytest.mark.parametrize("command", ["serve", "demo"])
 def test_a_missing_model_is_one_line_that_says_what_to_do(command: str) -> None:
     done = octavo(command, "--model", "/nowhere/model")
-    assert done.code == 1
-    assert done.err.startswith("octavo: model /nowhere/model does not exist; ")
+    assert done.code == 2
+    assert done.err.startswith("octavo: --model /nowhere/model: does not exist; ")
     assert "gpu_worker.models.prepare" in done.err
     assert len(done.err.splitlines()) == 1
 
@@ -156,9 +199,8 @@ def test_the_demo_interrupted_leaves_no_process(tiny_llama: Path, tmp_path: Path
 
 def test_the_demo_says_in_one_line_what_failed(tiny_llama: Path) -> None:
     done = octavo("demo", "--model", str(tiny_llama), "--worker-arg=--dtype", "--worker-arg=float7")
-    assert done.code == 1
-    assert done.err.startswith("octavo: the worker ended with exit code ")
-    assert "dtype" in done.err
+    assert done.code == 2
+    assert done.err.startswith("octavo: --dtype float7: must be one of auto, float32")
     assert len(done.err.splitlines()) == 1
 
 
@@ -185,5 +227,5 @@ def test_serve_with_http_runs_a_gateway_too_and_ends_all_three(tiny_llama: Path,
 
 def test_a_flag_of_the_gateway_needs_the_gateway(tiny_llama: Path) -> None:
     done = octavo("serve", "--model", str(tiny_llama), *PORTS, "--served-model-name", "small")
-    assert done.code == 1
-    assert done.err == "octavo: --served-model-name: is the gateway's; give --http too\n"
+    assert done.code == 2
+    assert done.err == "octavo: --served-model-name small: is the gateway's; give --http too\n"

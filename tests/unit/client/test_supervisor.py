@@ -96,14 +96,26 @@ async def test_a_child_that_fails_at_its_start_is_not_tried_again() -> None:
 
 
 async def test_the_reason_is_read_out_of_a_log_line() -> None:
-    line = json.dumps(
-        {"time": "2026-01-01T10:00:00", "level": "error", "message": "block_size 0 is too small"}
-    )
-    run = Run(program(f"print({line!r}, file=sys.stderr, flush=True)", "sys.exit(2)"))
+    line = json.dumps({"time": "2026-01-01T10:00:00", "level": "error", "message": "no room for a KV pool"})
+    run = Run(program(f"print({line!r}, file=sys.stderr, flush=True)", "sys.exit(1)"))
     assert not await run.task
-    assert (
-        run.supervisor.failure == "the worker ended with exit code 2 at its start: block_size 0 is too small"
-    )
+    assert run.supervisor.failure == "the worker ended with exit code 1 at its start: no room for a KV pool"
+    assert not run.supervisor.refused
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "python -m gpu_worker: --block-size 0: must be 1",
+        json.dumps({"level": "error", "message": "cannot start: --block-size 0: must be 1"}),
+        json.dumps({"level": "critical", "message": "cannot serve: --block-size 0: must be 1"}),
+    ],
+)
+async def test_refused_settings_are_the_failure_itself(said: str) -> None:
+    run = Run(program(f"print({said!r}, file=sys.stderr, flush=True)", "sys.exit(2)"))
+    assert not await run.task
+    assert run.supervisor.refused
+    assert run.supervisor.failure == "--block-size 0: must be 1"
 
 
 async def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_flag_over_variable_over_default(monkeypatch: pytest.MonkeyPatch) -> Non
         (["--listen", "unix:/tmp/x"], ["unix:/tmp/x", "must be host:port"]),
         (["--listen", "127.0.0.1:99999"], ["127.0.0.1:99999", "65535"]),
         (["--salt-by-api-key"], ["--salt-by-api-key", "--api-key-file"]),
-        (["--max-body-bytes", "0"], ["--max-body-bytes", "0", "greater than or equal to 1"]),
+        (["--max-body-bytes", "0"], ["--max-body-bytes", "0", "of at least 1"]),
         (["--log-level", "LOUD"], ["--log-level", "LOUD"]),
         (["--api-key", "x"], ["--api-key"]),
     ],

@@ -62,11 +62,11 @@ def test_settings_are_frozen() -> None:
     ("arguments", "words"),
     [
         ([], ["--model", "required"]),
-        ([*MODEL, "--depth", "5"], ["--depth", "5", "less than or equal to 4"]),
-        ([*MODEL, "--max-num-seqs", "x"], ["--max-num-seqs", "x", "integer"]),
+        ([*MODEL, "--depth", "5"], ["--depth", "5", "from 1 to 4"]),
+        ([*MODEL, "--max-num-seqs", "x"], ["--max-num-seqs x: must be a whole number from 1 to 65536"]),
         ([*MODEL, "--no-such-flag"], ["--no-such-flag"]),
         ([*MODEL, "--hash-seed", "abcd"], ["--hash-seed", "32"]),
-        ([*MODEL, "--hash-seed", "xyz"], ["--hash-seed", "hex"]),
+        ([*MODEL, "--hash-seed", "xyz"], ["--hash-seed xyz: must be 32 hex digits"]),
         (
             [*MODEL, "--max-num-seqs", "64", "--max-num-batched-tokens", "32"],
             ["--max-num-seqs 64", "--max-num-batched-tokens 32"],

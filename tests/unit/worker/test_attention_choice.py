@@ -100,9 +100,7 @@ def test_an_8_bit_pool_is_no_flash_attn_s_and_torch_by_name_reads_it(
     config, dtypes = config_of(tiny_llama), (torch.bfloat16, fp8_pool.DTYPE)
     device = cuda(monkeypatch)
     settings = settings_of(tiny_llama, "--attention-backend", "flash")
-    with pytest.raises(
-        SettingsError, match="attention_backend: flash cannot run: flash-attn 2: dtype: float8"
-    ):
+    with pytest.raises(SettingsError, match="--attention-backend: cannot run: flash-attn 2: dtype: float8"):
         attention_choice.with_attention(kernels_of(), settings, config, dtypes, device, 64)
     settings = settings_of(tiny_llama, "--attention-backend", "torch")
     kernels = attention_choice.with_attention(kernels_of(), settings, config, dtypes, device, 64)

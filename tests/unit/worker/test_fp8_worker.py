@@ -39,7 +39,8 @@ def test_it_says_what_its_pool_is(tiny_llama: Path, caplog: pytest.LogCaptureFix
     assert (capacity.kv_dtype, capacity.kv_layout) == ("fp8_e4m3", fp8_pool.LAYOUT)
     assert capacity.bytes_per_block == 2 * 2 * (16 * 2 * (16 + 1))
     assert {choice.backend for choice in capacity.kernels} == {"torch"}
-    assert "it has no torch.float8_e4m3fn pool" in capacity.kernels[0].why
+    assert "an fp8_e4m3 pool on a CPU is the torch kernels' own" in capacity.kernels[0].why
+    assert "falling back" not in caplog.text
     assert "KV pool fp8_e4m3: 32 blocks of 2176 bytes" in caplog.text
 
 
@@ -55,18 +56,20 @@ def test_its_fingerprint_is_its_own(tiny_llama: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--kernel-backend", "cpu"), "kernel backend cpu cannot run: it has no torch.float8_e4m3fn pool"),
-        (("--quantize", "int8"), "quantize: int8 needs the compiled CPU layers"),
-        (("--attention-backend", "flash"), "attention_backend: flash cannot run"),
-    ],
+    "flags", [("--kernel-backend", "cpu"), ("--quantize", "int8"), ("--quantize", "int4")]
 )
 def test_what_has_no_8_bit_pool_is_refused_by_name(
-    tiny_llama: Path, flags: tuple[str, ...], words: str
+    tiny_llama: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, str]
 ) -> None:
-    with pytest.raises(SettingsError, match=words):
+    with pytest.raises(SystemExit):
         examined(tiny_llama, *FP8, *flags)
+    words = f"{' '.join(flags)}: goes with --kv-cache-dtype auto, not with --kv-cache-dtype fp8_e4m3"
+    assert words in capsys.readouterr().err
+
+
+def test_flash_attn_has_no_8_bit_pool(tiny_llama: Path) -> None:
+    with pytest.raises(SettingsError, match="--attention-backend: cannot run: "):
+        examined(tiny_llama, *FP8, "--attention-backend", "flash")
 
 
 def test_attention_by_torch_is_there_by_name(tiny_llama: Path) -> None:
@@ -75,9 +78,10 @@ def test_attention_by_torch_is_there_by_name(tiny_llama: Path) -> None:
     assert {choice.backend for choice in found.kernels.choices} == {"torch"}
 
 
-def test_an_unknown_format_is_refused(tiny_llama: Path) -> None:
-    with pytest.raises(SettingsError, match=r"kv_cache_dtype: .*fp8_e4m3"):
+def test_an_unknown_format_is_refused(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
         examined(tiny_llama, "--kv-cache-dtype", "fp8_e5m2")
+    assert "--kv-cache-dtype fp8_e5m2: must be one of auto, fp8_e4m3\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("head_dim", "times"), [(64, 1.96), (80, 1.97), (128, 1.98), (256, 1.99)])

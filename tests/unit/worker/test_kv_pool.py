@@ -59,7 +59,7 @@ def test_a31_explicit_count_is_taken_or_refused() -> None:
     assert size_pool(reading, replace(REQUEST, num_blocks=1)).num_blocks == 1
     fits = 5 * 1024 - 1
     assert size_pool(reading, replace(REQUEST, num_blocks=fits)).slack_bytes >= 0
-    with pytest.raises(SettingsError, match=rf"at most {fits} blocks fit; lower --num-blocks"):
+    with pytest.raises(SettingsError, match=rf"at most {fits} blocks fit"):
         size_pool(reading, replace(REQUEST, num_blocks=fits + 1))
 
 
@@ -73,9 +73,7 @@ def test_slots_fit_int32() -> None:
     tiny_blocks = replace(REQUEST, bytes_per_block=1, block_size=4096)
     size = size_pool(MemoryReading(80 * GIB, 76 * GIB), tiny_blocks)
     assert (size.num_blocks + 1) * 4096 <= MAX_SLOTS
-    with pytest.raises(
-        SettingsError, match=rf"num_blocks: {size.num_blocks + 1} .* at most {size.num_blocks}"
-    ):
+    with pytest.raises(SettingsError, match=rf"--num-blocks: must be at most {size.num_blocks}: "):
         size_pool(MemoryReading(80 * GIB, 76 * GIB), replace(tiny_blocks, num_blocks=size.num_blocks + 1))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from gpu_worker.announcement import fingerprint
 from gpu_worker.config import SETTING_NAMES, Settings, read_settings
-from gpu_worker.errors import SettingsError, WorkerError
+from gpu_worker.errors import SettingsError
 from gpu_worker.estimates import activation_bytes
 from gpu_worker.loading import examine, load
 from octavo.environment import WORKER_NAMES
@@ -35,26 +35,34 @@ def settings_of(model: Path, *flags: str) -> Settings:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--model", "/nonexistent"), "model: /nonexistent is neither a folder nor a .gguf file"),
-        (("--max-model-len", "5000"), "max_model_len: 5000, the model's limit is 2048"),
-        (("--num-layers", "1"), "num_layers: only with --load-format dummy"),
-        (("--num-layers", "9", "--load-format", "dummy"), "num_layers: 9, the model has 2"),
-        (("--block-size", "5000"), "block_size: .*4096"),
-        (("--num-blocks", "0"), "num_blocks: .*1"),
-        (("--dtype", "int8"), "dtype: "),
-        (("--kernel-backend", "triton"), "kernel backend triton cannot run"),
-        (("--attention-backend", "triton"), "attention_backend: triton cannot run: it needs a CUDA device"),
+        (("--model", "/nonexistent"), "--model /nonexistent: is neither a folder nor a .gguf file"),
+        (("--max-model-len", "5000"), "--max-model-len 5000: must be at most 2048, the model's limit"),
+        (
+            ("--num-layers", "9", "--load-format", "dummy"),
+            "--num-layers 9: must be at most 2, the model's layers",
+        ),
+        (("--kernel-backend", "triton"), "--kernel-backend triton: cannot run: it needs a CUDA device"),
+        (("--attention-backend", "triton"), "--attention-backend triton: cannot run: it needs a CUDA device"),
         (
             ("--attention-backend", "flash"),
-            "attention_backend: flash cannot run: flash-attn 2: device: it needs CUDA; flash-attn-4: ",
+            "--attention-backend flash: cannot run: flash-attn 2: device: it needs CUDA; flash-attn-4: ",
         ),
-        (("--attention-backend", "fast"), "attention_backend: .*'flash'"),
-        (("--device", "cuda"), "device: cuda was asked for"),
+        (("--device", "cuda"), "--device cuda: torch sees no CUDA device here"),
     ],
 )
 def test_a31_refused_before_any_weight_is_read(tiny_llama: Path, flags: tuple[str, ...], words: str) -> None:
-    with pytest.raises(WorkerError, match=words):
-        examine(settings_of(tiny_llama, *flags))
+    settings = settings_of(tiny_llama, *flags)
+    with pytest.raises(SettingsError) as caught:
+        examine(settings)
+    assert caught.value.named(settings).startswith(words)
+
+
+def test_a_variable_is_named_as_it_was_given(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_MAX_MODEL_LEN", "5000")
+    settings = settings_of(tiny_llama)
+    with pytest.raises(SettingsError) as caught:
+        examine(settings)
+    assert caught.value.named(settings).startswith("OCTAVO_MAX_MODEL_LEN 5000: must be at most 2048")
 
 
 def test_a31_no_room_for_a_pool_is_an_error_with_the_knob(tiny_llama: Path) -> None:
@@ -69,12 +77,6 @@ def test_flags_win_over_variables(tiny_llama: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("OCTAVO_WORKER_SERVICE_HOST", "10.0.0.1")
     settings = read_settings(["--model", str(tiny_llama), "--num-blocks", "9"])
     assert (settings.num_blocks, settings.block_size) == (9, 8)
-
-
-def test_a_misspelt_variable_is_refused(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OCTAVO_BLOK_SIZE", "8")
-    with pytest.raises(SettingsError, match="OCTAVO_BLOK_SIZE"):
-        settings_of(tiny_llama)
 
 
 def test_every_setting_is_a_known_variable() -> None:

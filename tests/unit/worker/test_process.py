@@ -5,6 +5,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -70,29 +71,34 @@ def test_restarts_have_another_epoch_and_the_same_fingerprint(
 @pytest.mark.parametrize(
     ("flags", "status", "words"),
     [
-        (["--num-blocks", "10000000"], 1, "lower --num-blocks"),
-        (["--listen", "0.0.0.0:0"], 2, "--allow-insecure-bind"),
+        (["--num-blocks", "10000000"], 2, "cannot start: --num-blocks 10000000: they take "),
+        (["--max-model-len", "5000"], 2, "cannot start: --max-model-len 5000: must be at most 2048"),
+        (["--metrics-port", "{taken}"], 1, "cannot start: --metrics-port {taken}: 127.0.0.1:{taken} cannot"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_line(
     tiny_llama: Path, flags: list[str], status: int, words: str
 ) -> None:
-    code, lines = run_worker(
-        ["--model", str(tiny_llama), "--listen", "127.0.0.1:0", "--metrics-port", "0", *flags]
-    )
+    """2 for a setting that cannot be, 1 for a place that is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = [flag.format(taken=port) for flag in flags]
+        code, lines = run_worker(
+            ["--model", str(tiny_llama), "--listen", "127.0.0.1:0", "--metrics-port", "0", *given]
+        )
     assert code == status
-    assert words in lines[-1]["message"]
+    assert lines[-1]["message"].startswith(words.format(taken=port))
     assert "exception" not in lines[-1]
 
 
-def run_worker(arguments: list[str], env: dict[str, str] | None = None) -> tuple[int, list[dict[str, str]]]:
+def run_worker(arguments: list[str]) -> tuple[int, list[dict[str, str]]]:
     result = subprocess.run(
         [sys.executable, "-m", "gpu_worker", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         cwd=REPOSITORY,
-        env=child_environment() | (env or {}),
+        env=child_environment(),
     )
     assert not result.stdout
     return result.returncode, [json.loads(line) for line in result.stderr.splitlines()]

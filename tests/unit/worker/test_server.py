@@ -10,7 +10,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from gpu_worker.errors import SettingsError
+from gpu_worker.errors import WorkerError
 from gpu_worker.server import SERVICE, WorkerServer, WorkerServicer
 from octavo import arrays
 from octavo.errors import reason_of
@@ -240,12 +240,12 @@ async def test_a_poisoned_device_is_reported(tiny_llama: Path, monkeypatch: pyte
 async def test_a_taken_port_is_named(tiny_llama: Path) -> None:
     async with live_worker(tiny_llama) as worker:
         second = WorkerServer(WorkerServicer(EPOCH), 1 << 20, 1 << 20)
-        with pytest.raises(SettingsError, match=f"listen: {worker.address} cannot be bound"):
+        with pytest.raises(WorkerError, match=f"--listen {worker.address}: cannot be bound"):
             await second.start(worker.address)
         await second.stop(0)
         taken = worker.metrics.serve("127.0.0.1", 0)
         with pytest.raises(
-            SettingsError, match=f"metrics_port: 127.0.0.1:{taken.port}: Address already in use"
+            WorkerError, match=f"--metrics-port {taken.port}: .* cannot be bound: Address already in use"
         ):
             worker.metrics.serve("127.0.0.1", taken.port)
         taken.close()

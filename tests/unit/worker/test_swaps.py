@@ -156,11 +156,11 @@ def test_the_host_tier_is_as_large_as_asked_for() -> None:
 @pytest.mark.parametrize(
     ("swap_space", "block", "free", "held", "numbers"),
     [
-        (20.0, GIB, 10 * GIB, 0, ("20 GiB", "10 GiB of host memory are free", "--swap-space")),
-        (8.0, GIB, 10 * GIB, 5 * GIB, ("8 GiB", "5 GiB of them", "at most 5 GiB")),
-        (math.inf, GIB, 10 * GIB, 0, ("inf GiB", "at most 10 GiB", "--swap-space")),
-        (1e-12, GIB, 10 * GIB, 0, ("1e-12 GiB", "one block takes 1 GiB", "--swap-space")),
-        (0.5, GIB, 10 * GIB, 0, ("0.5 GiB", "one block takes 1 GiB", "--swap-space")),
+        (20.0, GIB, 10 * GIB, 0, ("10 GiB of host memory are free", "at most 10 GiB", "--swap-space")),
+        (8.0, GIB, 10 * GIB, 5 * GIB, ("5 GiB of them", "at most 5 GiB")),
+        (math.inf, GIB, 10 * GIB, 0, ("at most 10 GiB", "--swap-space")),
+        (1e-12, GIB, 10 * GIB, 0, ("at least 1 GiB, one block", "--swap-space")),
+        (0.5, GIB, 10 * GIB, 0, ("at least 1 GiB, one block", "--swap-space")),
     ],
 )
 def test_a_host_tier_larger_than_memory_or_smaller_than_a_block_is_refused_with_the_numbers(
