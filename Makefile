@@ -17,6 +17,9 @@ COMPOSE_ARGS ?=
 # Of test-operations: --operations N, --processes P, --seed S, --piece K.
 OPERATIONS_ARGS ?=
 STUDY_ARGS ?=
+# Of test-gpu: a Python that has everything installed, in place of the environment; processes at a time.
+PY ?=
+GPU_PROCESSES ?= 8
 # Of the GPU benchmark: whose config, weights are drawn; and what PYTHONPATH needs for vLLM beside it.
 GPU_SHAPE ?= qwen3-0.6b
 VLLM ?=
@@ -31,6 +34,7 @@ DEV := $(VENV)/.ready-dev
 MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 # A crashed worker process ends the run: started anew, it may never be given its tests.
 PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+comma := ,
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 
 .PHONY: help demo serve test test-long test-operations check fix protos bench-core bench-streams bench-record study-block-size bench-cpu bench-start bench-gpu test-gpu compose-test containers-check pool-page-test dashboards-test bench-pool-page docs sanitize doctor clean distclean setup model
@@ -96,8 +100,13 @@ bench-gpu: $(RUNTIME) $(MODEL_READY) ## serving speed on a CUDA device beside it
 	@mkdir -p build && $(BIN)/python -m benchmarks.bench_gpu --shape $(GPU_SHAPE) --tokenizer $(MODEL) \
 		--vllm '$(VLLM)' --out build/bench-gpu.json $(BENCH_ARGS)
 
-test-gpu: $(DEV) ## the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu tests/gpu $(TEST_ARGS)
+test-gpu: $(if $(PY),,$(DEV)) ## the tests that need a CUDA device, in several processes; PY=PYTHON: one that has all installed
+	@mkdir -p build
+	@$(or $(PY),$(BIN)/python) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+	  || $(call fail,test-gpu needs a CUDA device$(comma) and torch sees none)
+	OMP_NUM_THREADS=2 GRPC_VERBOSITY=NONE PYTHONPATH=$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/protos:$$PYTHONPATH \
+	  $(or $(PY),$(BIN)/python) -m pytest -m gpu -n $(GPU_PROCESSES) --dist worksteal --max-worker-restart 0 \
+	  --junitxml build/test-gpu.xml tests/gpu $(TEST_ARGS)
 
 bench-streams: $(DEV) ## tokens per second through the scheduler's streams: a table, then one JSON object
 	@$(BIN)/python -m benchmarks.streams $(BENCH_ARGS)

@@ -52,8 +52,6 @@ def main(argv: list[str] | None = None) -> int:
         if settings.exit_with_parent:
             _watch_parent()
         found = examine(settings, clock)
-        if found.device.torch_device.type == "cuda":
-            sys.setswitchinterval(_SWITCH_SECONDS)
         return uvloop.run(_serve(found))
     except SettingsError as error:
         _log.error("cannot start: %s", error.named(settings))
@@ -95,6 +93,8 @@ async def _serve(found: Examined) -> int:
         loaded = await _load_unless_stopped(found, stopping)
         if loaded is not None:
             metrics.loaded(loaded.size)
+            if found.device.torch_device.type == "cuda":
+                sys.setswitchinterval(_SWITCH_SECONDS)
             loop = StepLoop(loaded.runner, epoch, metrics, poisoned, tracing)
             loop.start()
             servicer.ready(loaded.capacity, loop, loaded.grammars)

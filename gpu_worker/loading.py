@@ -6,15 +6,15 @@ config alone is refused in `examine`, before any weight is read.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from gpu_worker import announcement, attention_choice, cpu_choice, host
+from gpu_worker.compilation import compiling_kernels
 from gpu_worker.config import Settings
 from gpu_worker.device import DTYPES, Device, open_device
 from gpu_worker.errors import SettingsError
@@ -156,7 +156,7 @@ def load(found: Examined) -> Loaded:
     with ThreadPoolExecutor(1, "host-tier") as beside:
         tier = beside.submit(open_host_pool, pool, found.num_host_blocks)
         runner = ModelRunner(found.device, decoder, pool, found.kernels, _limits(found, size), grammars)
-        with _compiling(found, runner):
+        with compiling_kernels(runner, captured=not found.graphs):
             clock.done("kernels named")
             fill()
             clock.done("weights")
@@ -185,20 +185,6 @@ def _limits(found: Examined, size: PoolSize) -> Limits:
         vocab_size=found.config.vocab_size,
         num_host_blocks=found.num_host_blocks,
     )
-
-
-@contextmanager
-def _compiling(found: Examined, runner: ModelRunner) -> Iterator[None]:
-    """Inside, the Triton kernels of all that is launched before the first request compile in threads."""
-    if runner.fused is None or found.device.torch_device.type != "cuda":
-        yield
-        return
-    from paged_kernels.triton_impl import compile_ahead
-
-    with compile_ahead.compiling(found.device.torch_device):
-        with compile_ahead.instead_of_launching():
-            runner.rehearse(captured=not found.graphs)
-        yield
 
 
 def _grammars(found: Examined) -> GrammarCompiler | None:

@@ -77,6 +77,31 @@ def test_answers_under_a_grammar_hold(folder: Path) -> None:
     test_grammars.check(made, Tokenizer.from_file(str(folder / "tokenizer.json")), rows)
 
 
+def test_a21_a_row_whose_grammar_allows_nothing_fails_alone_behind_a_graph(folder: Path) -> None:
+    """At once, and after some tokens; its neighbours' tokens are those of the CPU."""
+    told = []
+    for made in (runner(folder, "cpu"), runner(folder, "cuda", graphs=True)):
+        planner, ends = HandPlanner(256, 4), test_grammars.eos_ids(made)
+        never = test_grammars.under("no grammar at all {")
+        later = test_grammars.under(
+            test_grammars.AMBIGUOUS, bias_ids=ends, bias_values=tuple(-100.0 for _ in ends)
+        )
+        rows = [HandSequence(0, [3, 4, 5]), HandSequence(1, [3, 4], never), HandSequence(2, [3, 4, 5], later)]
+        work, outcomes = [(row, len(row.tokens)) for row in rows], []
+        while len(work) > 1:
+            plan = planner.plan(work)
+            outcome = made.launch(plan).wait()
+            assert outcome.replayed == (made.device.torch_device.type == "cuda")
+            take(rows, plan, outcome)
+            outcomes.append((outcome.token_ids.tolist(), outcome.failed_rows, outcome.barred_rows))
+            work = [(row, 1) for row, _ in work if row.row not in outcome.failed_rows]
+        told.append(outcomes)
+    assert told[0] == told[1]
+    assert told[1][0][1:] == ((1,), {1})
+    assert told[1][-1][1:] == ((2,), {2})
+    assert len(told[1]) > 2
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 def test_log_probabilities_are_those_of_the_cpu(folder: Path, graphs: bool) -> None:
     asking = Sampling(0.7, 0.9, 40, 0.0, 5, frequency_penalty=0.5, logprobs=5, prompt_logprobs=2)

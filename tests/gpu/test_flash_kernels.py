@@ -17,7 +17,7 @@ from paged_kernels.attention_trial import Bounds, Case, decode_cases, make_input
 from paged_kernels.contracts import BackendUnavailableError
 from paged_kernels.dispatch import Kernels
 from paged_kernels.flash_impl.constraints import FLASH2, FLASH4, AttentionShape
-from paged_kernels.testing import draw_shape, judge, make_batch, relative_error
+from paged_kernels.testing import Shape, draw_shape, judge, make_batch, relative_error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,6 +70,17 @@ def test_drawn_shapes(package: Candidate, model: int) -> None:
         verdict = judge(kernels_of(package, size, head_dim), make_batch(shape, dtype, "cuda", number))
         wrong += [f"{shape}: {text}" for text in verdict.wrong]
     assert not wrong
+
+
+@pytest.mark.parametrize("one_each", [True, False])
+def test_more_than_256_rows(package: Candidate, one_each: bool) -> None:
+    """flash-attn-4 compiles another kernel for them; contexts end anywhere in a block."""
+    rows = [(1, 1 + 7 * number % 331) for number in range(300)]
+    if not one_each:
+        rows[40:43] = [(64, 300), (0, 5), (17, 17)]
+    size = usual_size(package)
+    batch = make_batch(Shape(size, 2, 4, 128, tuple(rows)), torch.bfloat16, "cuda", 9)
+    assert not judge(kernels_of(package, size, 128), batch).wrong
 
 
 @pytest.mark.parametrize("more", [5, 300])

@@ -4,6 +4,7 @@ Owns the verdicts there; knows no service. Invariant: unused slots have every bi
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,13 @@ from gpu_worker.config import read_settings
 from gpu_worker.loading import examine, load
 from gpu_worker.model_runner import ModelRunner
 from paged_kernels import dispatch, fp8_pool, torch_impl
-from paged_kernels.testing import Shape, gpu_fp8_cases, judge, make_batch
+from paged_kernels.dispatch import Kernels
+from paged_kernels.testing import Batch, Shape, gpu_fp8_cases, judge, make_batch
 from tests.fixtures.graph_cases import SHAPES, all_outputs, tiny_folder
 from tests.fixtures.hand_plans import HandPlanner, HandSequence, run
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 from tests.fixtures.tiny_runner import make_runner
+from tests.gpu.compiled_first import compile_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,17 +30,26 @@ pytestmark = [
 ]
 DRAWN = (120, 196)
 """Shapes, and the seed that draws them."""
+PARTS = 3
+"""Of the drawn shapes, for processes beside each other."""
 SIZES = {"max_batch_tokens": 40, "max_batch_seqs": 6, "max_model_len": 64}
 
 
-def test_drawn_shapes() -> None:
-    wrong = []
-    for shape, dtype, seed in gpu_fp8_cases(*DRAWN):
-        kernels = dispatch.select(
-            "triton", "cuda", dtype, shape.head_dim, shape.block_size, pool_dtype=fp8_pool.DTYPE
-        )
-        verdict = judge(kernels, make_batch(shape, dtype, "cuda", seed, fp8=True))
-        wrong += [f"{dtype} {shape}: {text}" for text in verdict.wrong]
+def drawn(part: int) -> Iterator[tuple[Kernels, Batch]]:
+    for shape, dtype, seed in gpu_fp8_cases(*DRAWN)[part::PARTS]:
+        size = shape.block_size
+        kernels = dispatch.select("triton", "cuda", dtype, shape.head_dim, size, pool_dtype=fp8_pool.DTYPE)
+        yield kernels, make_batch(shape, dtype, "cuda", seed, fp8=True)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_drawn_shapes(part: int) -> None:
+    compile_for(drawn(part))
+    wrong = [
+        f"{batch.query.dtype} {batch.shape}: {text}"
+        for kernels, batch in drawn(part)
+        for text in judge(kernels, batch).wrong
+    ]
     assert not wrong
 
 

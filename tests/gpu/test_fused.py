@@ -10,6 +10,7 @@ from paged_kernels.testing import relative_error
 from paged_kernels.triton_impl import fused_linear
 from tests.fixtures.fused_cases import fused_errors, sampling_mismatches, step_input_mismatches
 from tests.fixtures.split_cases import split_errors
+from tests.gpu.compiled_first import compiled_first
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,14 +34,14 @@ TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1.5e-3, torch.float32: 3e-6}
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_fused_kernels_equal_their_references(dtype: torch.dtype) -> None:
     sizes = SIZES if dtype != torch.float32 else SIZES[:2]
-    errors = fused_errors("cuda", dtype, HEADS, sizes)
+    errors = compiled_first(lambda: fused_errors("cuda", dtype, HEADS, sizes))
     assert len(errors) > 20
     assert not {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_products_in_parts_and_their_readers_equal_their_references(dtype: torch.dtype) -> None:
-    errors = split_errors("cuda", dtype)
+    errors = compiled_first(lambda: split_errors("cuda", dtype))
     assert len(errors) > 30
     assert not {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]}
 

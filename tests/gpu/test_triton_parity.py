@@ -4,12 +4,15 @@ Owns the verdicts on drawn shapes; knows no service. Invariant: outputs are pois
 """
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from paged_kernels import dispatch, torch_impl
-from paged_kernels.testing import Shape, gpu_cases, judge, make_batch
+from paged_kernels.dispatch import Kernels
+from paged_kernels.testing import Batch, Shape, gpu_cases, judge, make_batch
+from tests.gpu.compiled_first import compile_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,14 +21,24 @@ pytestmark = [
 ]
 DRAWN = (200, 2)
 """Shapes, and the seed that draws them."""
+PARTS = 4
+"""Of the drawn shapes, for processes beside each other."""
 
 
-def test_200_drawn_shapes() -> None:
-    wrong = []
-    for shape, dtype, seed in gpu_cases(*DRAWN):
+def drawn(part: int) -> Iterator[tuple[Kernels, Batch]]:
+    for shape, dtype, seed in gpu_cases(*DRAWN)[part::PARTS]:
         kernels = dispatch.select("triton", "cuda", dtype, shape.head_dim, shape.block_size)
-        verdict = judge(kernels, make_batch(shape, dtype, "cuda", seed))
-        wrong += [f"{dtype} {shape}: {text}" for text in verdict.wrong]
+        yield kernels, make_batch(shape, dtype, "cuda", seed)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_200_drawn_shapes(part: int) -> None:
+    compile_for(drawn(part))
+    wrong = [
+        f"{batch.query.dtype} {batch.shape}: {text}"
+        for kernels, batch in drawn(part)
+        for text in judge(kernels, batch).wrong
+    ]
     assert not wrong
 
 

@@ -32,7 +32,7 @@ def _store_heads(
         tl.store(into, values, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["kv_heads", "block_size"])
 def _store_kernel(
     key, value, k_pool, v_pool, k_exponents, v_exponents, slot_mapping, kv_heads,
     key_token_stride, key_head_stride, value_token_stride, value_head_stride,
