@@ -115,20 +115,20 @@ def test_what_stops_a_start_is_said_in_one_line(processes: Processes, tiny_llama
     assert "exit status 1" in taken
     assert '"level": "critical"' in taken
     assert taken.count('"message"') == 1
-    assert f"listen: {running.address} cannot be bound; is it taken?" in taken
+    assert f"--listen {running.address}: cannot be bound; is it taken?" in taken
     bad_bind = failure(processes, *model, "--listen", "0.0.0.0:0")
     assert "exit status 2" in bad_bind
     assert "--allow-insecure-bind" in bad_bind
     no_folder = failure(processes, "--model", str(tiny_llama / "nothing"), "--listen", "127.0.0.1:0")
-    assert "exit status 1" in no_folder
-    assert "tokenizer.json" in no_folder
+    assert "exit status 2" in no_folder
+    assert f"--model {tiny_llama / 'nothing'}: does not exist" in no_folder
     metrics_taken = failure(
         processes, "--model", str(tiny_llama), "--listen", "127.0.0.1:0",
         "--metrics-port", str(running.serving["metrics_port"]),
     )  # fmt: skip
     assert "exit status 1" in metrics_taken
     port = running.serving["metrics_port"]
-    assert f"cannot serve: metrics_port: 127.0.0.1:{port}: Address already in use" in metrics_taken
+    assert f"cannot serve: --metrics-port {port}: 127.0.0.1:{port} cannot be bound: " in metrics_taken
     assert "Event loop is closed" not in metrics_taken
 
 

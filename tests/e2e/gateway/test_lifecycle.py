@@ -43,7 +43,7 @@ def _accepts(port: int) -> bool:
     [
         (["--listen", "192.0.2.1:8000"], 2, "--allow-insecure-bind"),
         (["--max-prompts", "0"], 2, "max-prompts"),
-        (["--api-key-file", "/nowhere/keys"], 1, "/nowhere/keys"),
+        (["--api-key-file", "/nowhere/keys"], 2, "/nowhere/keys"),
         (["--otlp-traces-endpoint", "collector"], 2, "otlp-traces-endpoint"),
     ],
 )

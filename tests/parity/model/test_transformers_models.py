@@ -90,9 +90,9 @@ def test_who_runs_is_chosen_and_said(gpt2: Path) -> None:
     assert list(loaded.capacity.eos_token_ids) == [0, 2]
     with pytest.raises(ModelError, match=r"architectures: \['GPT2LMHeadModel'\] is not supported"):
         examine(settings_of(gpt2, "--model-impl", "octavo"))
-    with pytest.raises(SettingsError, match="quantize: int8 needs the compiled CPU layers"):
+    with pytest.raises(SettingsError, match="--quantize: needs the compiled CPU layers"):
         examine(settings_of(gpt2, "--quantize", "int8"))
-    with pytest.raises(SettingsError, match="max_model_len: 513, the model's limit is 512"):
+    with pytest.raises(SettingsError, match="--max-model-len: must be at most 512"):
         examine(settings_of(gpt2, "--max-model-len", "513"))
 
 
