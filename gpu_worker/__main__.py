@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
     0: stopped by a signal; 2: bad settings; 1: anything else. One line on stderr says why.
     """
-    clock = StartClock()
+    clock = StartClock(with_process=True)
     clock.done("imports")
     settings = read_settings(sys.argv[1:] if argv is None else argv)
     configure("worker")

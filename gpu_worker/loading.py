@@ -5,7 +5,6 @@ config alone is refused in `examine`, before any weight is read.
 """
 
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ def examine(settings: Settings, clock: StartClock | None = None) -> Examined:
 
     clock: of a start that has begun already.
     """
-    clock = clock or StartClock(time.time())
+    clock = clock or StartClock()
     device = open_device(settings.device, settings.threads)
     clock.done("device")
     files = loader.open_model(settings.model, with_weights=settings.load_format != "dummy")

@@ -3,7 +3,7 @@
 
 Owns the threads and the mode in which a launch asks for its kernel and computes nothing; knows no kernel:
 what is compiled is what code launches in that mode. Invariant: behind `compiling` every kernel that was asked
-for is compiled and loaded, or the first error of one was raised.
+for is compiled and its launcher made, or the first error of one was raised.
 """
 
 import os
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 _MOST_THREADS = 32
@@ -23,14 +24,14 @@ _MOST_THREADS = 32
 
 @contextmanager
 def compiling(device: torch.device) -> Iterator[None]:
-    """Inside, kernels that are not compiled yet compile in threads; a real launch of one waits for it.
+    """Inside, what is asked for `instead_of_launching` compiles in threads; nothing may be launched.
 
     Triton's passes, ptxas and the C compiler that makes launchers all run without the interpreter's lock, so
     that as many kernels compile at a time as there are processors.
     """
     count = min(_MOST_THREADS, os.cpu_count() or 1)
     threads = ThreadPoolExecutor(count, "compile", torch.cuda.set_device, (device,))
-    with threads, triton.AsyncCompileMode(_Loading(threads)):
+    with threads, triton.AsyncCompileMode(_Launchable(threads)):
         yield
 
 
@@ -56,9 +57,12 @@ def instead_of_launching() -> Iterator[None]:
         JITFunction.run = launch
 
 
-class _Loading(Executor):
-    """Threads that also load what they compile. Kernels of one function share a launcher, which the first
-    of them makes.
+class _Launchable(Executor):
+    """Threads that also make the launcher of what they compile.
+
+    Kernels of one function share it: the first makes it, and all find it on the disk when they are launched.
+    No launcher that was loaded here is used: Triton makes modules of one name, and of two that are loaded at
+    a time one can be taken for the other.
     """
 
     def __init__(self, threads: Executor) -> None:
@@ -66,10 +70,10 @@ class _Loading(Executor):
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def submit(self, compile: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
-        return self._threads.submit(self._loaded, compile)
+        return self._threads.submit(self._launchable, compile)
 
-    def _loaded(self, compile: Callable[[], Any]) -> Any:
+    def _launchable(self, compile: Callable[[], Any]) -> Any:
         kernel = compile()
         with self._locks[kernel.name]:
-            assert kernel.run is not None  # makes the launcher and loads the binary
+            driver.active.launcher_cls(kernel.src, kernel.metadata)
         return kernel

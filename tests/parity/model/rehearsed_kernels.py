@@ -48,11 +48,15 @@ class StubDriver:
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
 
+    def launcher_cls(self, src: object, metadata: object) -> None:
+        counts["launchers"] += 1
+
 
 class StubKernel:
     """What the compiler gives: counts what becomes of it."""
 
-    function, packed_metadata = None, ()
+    src = metadata = function = None
+    packed_metadata = ()
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -24,6 +24,7 @@ def test_whatever_a_start_launches_was_asked_for_ahead() -> None:
     assert set(results) == {"wide", *SHAPES}
     for name, result in results.items():
         assert result["asked"]["compiled"] > 10, name
+        assert result["asked"]["launchers"] == result["asked"]["compiled"], name
         assert "launched" not in result["asked"], name
         assert "compiled" not in result["then"], name
         assert result["then"]["launched"] > 10 * result["buckets"], name

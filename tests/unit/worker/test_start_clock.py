@@ -1,0 +1,32 @@
+"""Where the seconds of a start go: parts in order, from the process' beginning on."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpu_worker import start_clock
+from gpu_worker.start_clock import StartClock
+
+
+def test_parts_follow_one_another_and_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = iter([10.0, 10.5, 13.0, 13.25])
+    monkeypatch.setattr(start_clock.time, "monotonic", lambda: next(at))
+    clock = StartClock()
+    for part in ("imports", "weights", "graphs"):
+        clock.done(part)
+    assert str(clock) == "3.25 s: imports 0.50, weights 2.50, graphs 0.25"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_the_first_part_begins_with_the_process() -> None:
+    code = (
+        "from gpu_worker.start_clock import _age; import time; a = _age(); time.sleep(0.2); print(a, _age())"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    whole = time.monotonic() - began
+    first, second = map(float, done.stdout.split())
+    assert 0 <= first <= second - 0.2
+    assert second <= whole + 0.02
