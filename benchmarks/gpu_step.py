@@ -22,6 +22,7 @@ import torch
 from gpu_worker.config import Settings
 from gpu_worker.loading import examine, load
 from gpu_worker.model_runner import ModelRunner
+from gpu_worker.models.registry import ModelConfig
 from gpu_worker.wire import Int32Array, Plan, RowSetup, Sampling
 from paged_kernels.triton_impl import fused_linear, machine, small_linear
 
@@ -88,10 +89,19 @@ def floor_ms(runner: ModelRunner, rows: int, context: int) -> float:
     """Weights that a decode step must read, in bf16, and its KV, as the pool holds it, over the bandwidth."""
     c, pool = runner.decoder.config, runner.pool
     layer = c.hidden_size * (c.q_size + 2 * c.kv_size) + c.q_size * c.hidden_size
-    layer += 3 * c.hidden_size * c.intermediate_size
+    layer += 3 * c.hidden_size * _mlp_features(c, rows)
     weights = 2 * (c.num_layers * layer + c.vocab_size * c.hidden_size)
     slot_bytes = pool.tensor.nbytes / ((pool.num_blocks + 1) * pool.block_size)
     return (weights + rows * context * slot_bytes) / BANDWIDTH * 1e3
+
+
+def _mlp_features(config: ModelConfig, rows: int) -> float:
+    """Of the feed-forward weights that a layer reads; of experts those that rows choose, if at random."""
+    experts = config.experts
+    if experts is None:
+        return config.intermediate_size
+    unread = (1 - experts.chosen / experts.count) ** rows
+    return experts.count * (1 - unread) * experts.size
 
 
 def decode(runner: ModelRunner, rows: int, context: int, steps: int, temperature: float) -> dict[str, Any]:

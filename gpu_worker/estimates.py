@@ -5,6 +5,7 @@ Owns the upper estimates; knows no device. Invariant: they depend on the setting
 
 from typing import TYPE_CHECKING
 
+from gpu_worker.models.registry import ModelConfig
 from gpu_worker.step_layout import Buckets
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def activation_bytes(found: "Examined") -> int:
 def _token_bytes(found: "Examined") -> int:
     """What the tokens of the largest step hold in one layer."""
     config = found.config
-    per_token = (
-        4 * config.hidden_size + 3 * (config.q_size + 2 * config.kv_size) + 4 * config.intermediate_size
-    )
+    mlp = 4 * config.intermediate_size
+    experts = config.experts if isinstance(config, ModelConfig) else None
+    if experts is not None:  # of each chosen expert its product, and a float32 part of the sum
+        mlp = max(mlp, experts.chosen * (experts.size + 2 * config.hidden_size))
+    per_token = 4 * config.hidden_size + 3 * (config.q_size + 2 * config.kv_size) + mlp
     return found.settings.max_num_batched_tokens * per_token * found.dtype.itemsize

@@ -23,16 +23,27 @@ class Experts:
     down: Tensor
 
 
+def route(hidden: Tensor, router: Tensor, chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """The `chosen` most probable experts of each token in ascending order: weights [T, C] and ids [T, C].
+
+    normalize: the weights add up to 1. Their dtype is hidden's.
+    """
+    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    weights, ids = F.linear(hidden, router).softmax(-1, dtype=wide).topk(chosen, dim=-1)
+    ids, order = ids.sort(-1)
+    weights = weights.gather(-1, order)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights.to(hidden.dtype), ids
+
+
 def mixture(hidden: Tensor, experts: Experts, chosen: int, normalize: bool, activation: str) -> Tensor:
     """hidden [T, hidden] -> [T, hidden]: the `chosen` most probable experts of each token, weighted.
 
     Waits for the device, to learn which experts are needed at all.
     """
-    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    weights, ids = F.linear(hidden, experts.router).softmax(-1, dtype=wide).topk(chosen, dim=-1)
-    if normalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    weights, result = weights.to(hidden.dtype), torch.zeros_like(hidden)
+    weights, ids = route(hidden, experts.router, chosen, normalize)
+    result = torch.zeros_like(hidden)
     for expert in sorted(set(ids.flatten().tolist())):
         tokens, place = (ids == expert).nonzero(as_tuple=True)
         gated = layers.gated(F.linear(hidden[tokens], experts.gate_up[expert]), activation)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpu_worker.kv_pool import KvPool
 from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.experts import Experts, route
 from gpu_worker.models.layer_weights import Layer
 from gpu_worker.models.registry import ModelConfig
 from paged_kernels.dispatch import FusedKernels, Kernels
@@ -25,7 +26,6 @@ def obstacle(config: ModelConfig) -> str:
         "norms after a block": config.norms != "before",
         "norms added to 1": config.norm_offset,
         "norms of all of q and k": config.qk_norm == "width",
-        "experts": config.experts is not None,
         f"the activation {config.activation}": config.activation != "silu",
         "partial rotation": config.rope.rotary_dim != config.head_dim,
         "a soft cap": bool(config.attention_softcap or config.logits_softcap),
@@ -57,6 +57,13 @@ _ALIGNED = 16
 """Bytes: what kernels are compiled for."""
 
 
+def _weights_of(layer: Layer) -> list[tuple[int, int, bool]]:
+    """Input and output features of its products, and which of them is the packed gate and up."""
+    gate_up, down = layer.mlp
+    plain = [(weight.shape[1], weight.shape[0], False) for weight in (layer.qkv, layer.out, down)]
+    return [*plain, (gate_up.shape[1], gate_up.shape[0] // 2, True)]
+
+
 class FusedDecoder:
     """A decoder's weights with the kernels that run them over one pool; its config has no `obstacle`."""
 
@@ -68,11 +75,7 @@ class FusedDecoder:
         self._kernels = kernels
         self._eps = decoder.config.norm_eps
         self._scale = decoder.config.attention_scale
-        first = decoder.layers[0]
-        gate_up, down = first.mlp
-        plain = [(weight.shape[1], weight.shape[0], False) for weight in (first.qkv, first.out, down)]
-        gated = (gate_up.shape[1], gate_up.shape[0] // 2, True)
-        self._weights = [*plain, gated]
+        self._weights = _weights_of(decoder.layers[0]) if decoder.config.experts is None else None
         self._layers = list(range(len(decoder.layers)))
 
     def shortened(self) -> Self:
@@ -85,10 +88,11 @@ class FusedDecoder:
         short._layers = sorted({*self._layers[:2], *kinds.values()})
         return short
 
-    def _kind(self, index: int) -> tuple[bool, int, int]:
-        """Whether a layer has a window, and how its part of the pool is aligned."""
+    def _kind(self, index: int) -> tuple[bool, bool, int, int]:
+        """Whether a layer has a window, and experts, and how its part of the pool is aligned."""
         keys, values = self._pool.keys(index).data_ptr(), self._pool.values(index).data_ptr()
-        return self.decoder.config.windows[index] > 0, keys % _ALIGNED, values % _ALIGNED
+        has_experts = self.decoder.layers[index].experts is not None
+        return self.decoder.config.windows[index] > 0, has_experts, keys % _ALIGNED, values % _ALIGNED
 
     def logits(self, hidden: Tensor, step: FusedStep) -> Tensor:
         """Logits [S, vocab] of embedded tokens [T, hidden], which are overwritten; K and V are stored."""
@@ -100,7 +104,9 @@ class FusedDecoder:
 
     def hidden(self, hidden: Tensor, step: FusedStep) -> Tensor:
         """Normed hidden states [S, hidden], what `head` takes, of embedded tokens as in `logits`."""
-        linear = self.fused.linear_for(hidden.shape[0], self._weights, hidden.dtype)
+        linear = None
+        if self._weights is not None:
+            linear = self.fused.linear_for(hidden.shape[0], self._weights, hidden.dtype)
         delta: Tensor | None = None
         for index in self._layers:
             layer = self.decoder.layers[index]
@@ -119,9 +125,18 @@ class FusedDecoder:
         attended = self._attend(index, layer, fused.linear(normed, layer.qkv, layer.qkv_bias), step)
         delta = fused.linear(attended, layer.out, layer.out_bias)
         normed = fused.add_rms_norm(hidden, delta, layer.post_norm, self._eps)
+        if layer.experts is not None:
+            return self._mixture(layer.experts, normed)
         gate_up, down = layer.mlp
         gated = fused.silu_mul(fused.linear(normed, gate_up, layer.gate_up_bias), hidden.dtype)
         return fused.linear(gated, down, layer.down_bias)
+
+    def _mixture(self, experts: Experts, normed: Tensor) -> Tensor:
+        """Parts [C, T, hidden] of the tokens' experts, as add_rms_norm sums them."""
+        how = self.decoder.config.experts
+        assert how is not None
+        shares, ids = route(normed, experts.router, how.chosen, how.normalize)
+        return self.fused.expert_blocks(normed, ids, shares, experts.gate_up, experts.down)
 
     def _fused_layer(
         self, linear: Callable[..., Tensor], index: int, layer: Layer, hidden: Tensor, step: FusedStep

@@ -39,6 +39,7 @@ class FusedKernels:
 
     linear_for(tokens, weights, dtype): a product that takes norm, activation and residual along, or None.
     linear(x, weight, bias): the product, or parts of it, which add_rms_norm, silu_mul and rotate_store take.
+    expert_blocks(x, ids, shares, gate_up, down): a mixture of experts in parts, which add_rms_norm takes.
     """
 
     add_rms_norm: Callable[..., Tensor]
@@ -46,6 +47,7 @@ class FusedKernels:
     rotate_store: Callable[..., Tensor]
     linear_for: Callable[..., Callable[..., Tensor] | None]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    expert_blocks: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     embed_tokens: Callable[..., Tensor]
     gather_tables: Callable[..., None]
     draw_tokens: Callable[..., None]

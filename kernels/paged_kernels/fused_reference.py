@@ -81,3 +81,13 @@ def small_linear(
     if into is None:
         return product.to(x.dtype)
     return into.copy_(into.double() + product)
+
+
+def expert_blocks(x: Tensor, ids: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """See triton_impl.experts.expert_blocks; float64."""
+    parts = x.new_empty((ids.shape[1], *x.shape), dtype=torch.float64)
+    for token, (chosen, weights) in enumerate(zip(ids.tolist(), shares.tolist(), strict=True)):
+        for place, (expert, share) in enumerate(zip(chosen, weights, strict=True)):
+            gated = silu_mul(x[token].double() @ gate_up[expert].double().T)
+            parts[place, token] = share * (gated @ down[expert].double().T)
+    return parts

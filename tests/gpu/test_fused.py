@@ -8,6 +8,7 @@ import torch
 
 from paged_kernels.testing import relative_error
 from paged_kernels.triton_impl import fused_linear
+from tests.fixtures.expert_cases import expert_errors
 from tests.fixtures.fused_cases import fused_errors, sampling_mismatches, step_input_mismatches
 from tests.fixtures.split_cases import split_errors
 from tests.gpu.compiled_first import compiled_first
@@ -43,6 +44,12 @@ def test_fused_kernels_equal_their_references(dtype: torch.dtype) -> None:
 def test_products_in_parts_and_their_readers_equal_their_references(dtype: torch.dtype) -> None:
     errors = compiled_first(lambda: split_errors("cuda", dtype))
     assert len(errors) > 30
+    assert not {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_mixtures_of_experts_equal_their_reference(dtype: torch.dtype) -> None:
+    errors = expert_errors("cuda", dtype)
     assert not {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]}
 
 

@@ -1,4 +1,4 @@
-"""Layers that no fused kernel runs, on a CUDA device: mixtures of experts, and transformers' own code.
+"""Mixtures of experts, and layers that no fused kernel runs, transformers' own code, on a CUDA device.
 
 Owns the verdicts against transformers on the same device; knows no service. Invariant: float32 without TF32,
 and a worker that cannot capture its steps says so at load.
@@ -63,7 +63,7 @@ def check(folder: Path, caplog: pytest.LogCaptureFixture, said: str, *flags: str
     with caplog.at_level(logging.INFO):
         worker = loaded(folder, *flags)
     assert said in caplog.text
-    assert worker.runner.fused is None
+    assert (worker.runner.fused is None) == said.startswith("no CUDA graphs")
     attention = next(choice for choice in worker.capacity.kernels if choice.op == "paged_attention")
     assert attention.backend == "triton"
     assert served(worker, 19) == served(worker, 1000) == expected
@@ -72,7 +72,7 @@ def check(folder: Path, caplog: pytest.LogCaptureFixture, said: str, *flags: str
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_moe with a dense layer", "mixtral"])
 def test_mixtures_of_experts(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_hf_model(tmp_path, family, FAMILIES[family])
-    check(tmp_path, caplog, "no CUDA graphs: the layers run on torch: the fused kernels lack experts")
+    check(tmp_path, caplog, "CUDA graphs in")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "falcon", "starcoder2", "olmoe"])

@@ -4,7 +4,7 @@ Owns the list; knows no launch. Invariant: importing it compiles nothing.
 """
 
 from paged_kernels.dispatch import FusedKernels
-from paged_kernels.triton_impl import fused_linear, norms, rotate_store, sampling, step_inputs
+from paged_kernels.triton_impl import experts, fused_linear, norms, rotate_store, sampling, step_inputs
 
 FUSED = FusedKernels(
     add_rms_norm=norms.add_rms_norm,
@@ -12,6 +12,7 @@ FUSED = FusedKernels(
     rotate_store=rotate_store.rotate_store,
     linear_for=fused_linear.linear_for,
     linear=fused_linear.linear,
+    expert_blocks=experts.expert_blocks,
     embed_tokens=step_inputs.embed_tokens,
     gather_tables=step_inputs.gather_tables,
     draw_tokens=sampling.draw_tokens,

@@ -8,6 +8,7 @@ import json
 
 import torch
 
+from tests.fixtures.expert_cases import expert_errors
 from tests.fixtures.fused_cases import fused_errors, sampling_mismatches, step_input_mismatches
 from tests.fixtures.split_cases import split_errors
 
@@ -19,6 +20,6 @@ if __name__ == "__main__":
         heads=((4, 2, 16), (3, 1, 10)),
         sizes=((1, 24, 40), (3, 64, 48), (5, 40, 8), (18, 128, 32)),
     )
-    errors |= split_errors("cpu", torch.float32)
+    errors |= split_errors("cpu", torch.float32) | expert_errors("cpu", torch.float32)
     wrong = sampling_mismatches("cpu", samples=7, vocab=5000) + step_input_mismatches("cpu")
     print(json.dumps({"errors": errors, "mismatches": wrong}))

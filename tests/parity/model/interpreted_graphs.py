@@ -17,6 +17,7 @@ from gpu_worker.model_runner import ModelRunner
 from paged_kernels.triton_impl.split_linear import Shape, split_linear
 from tests.fixtures.graph_cases import SHAPES, all_outputs, tiny_folder
 from tests.fixtures.hand_plans import HandPlanner, HandSequence
+from tests.fixtures.hf_families import FAMILIES, write_hf_model
 from tests.fixtures.tiny_runner import make_runner
 
 
@@ -30,6 +31,7 @@ def replays(runner: ModelRunner) -> bool:
     return runner.launch(planner.plan([(sequence, 3)])).wait().replayed
 
 
+MIXTURE = "qwen3_moe"
 IN_PARTS = Shape(64, 32, 1, 16, 4, 3, held=True)
 
 
@@ -42,14 +44,19 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     results = {}
     with tempfile.TemporaryDirectory() as root:
-        for name in SHAPES:
-            folder = tiny_folder(Path(root), name)
+        for name in (*SHAPES, MIXTURE):
+            folder = Path(root) / name
+            if name == MIXTURE:
+                write_hf_model(folder, name, FAMILIES[name])
+            else:
+                tiny_folder(Path(root), name)
             sizes = {"max_batch_tokens": 40, "max_batch_seqs": 6, "max_model_len": 64}
             expected = all_outputs(make_runner(folder, backend="torch", **sizes), outputs=1)
             runner = make_runner(folder, backend="triton", **sizes)
+            assert runner.fused is not None
             if name == "qwen3":
-                assert runner.fused is not None
                 runner.fused.fused = replace(runner.fused.fused, linear=in_parts)
+            if name in ("qwen3", MIXTURE):
                 runner.capture_graphs(captured=False)
             results[name] = {
                 "equal": all_outputs(runner, outputs=1) == expected,
