@@ -13,13 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.models.fused_decoder import FusedDecoder, FusedStep
+from gpu_worker.models.fused_decoder import FusedStep
+from gpu_worker.models.step_model import StepModel
 from gpu_worker.rows import RowTable
 from gpu_worker.staging import Staging
 from gpu_worker.step_layout import Bucket, Buckets, StepLayout
 from gpu_worker.wire import Plan
 
 _log = logging.getLogger(__name__)
+
+
+_ALLOWED = 1e-2
+"""Relative difference of logits between a replay and the eager pass; the same kernels run in both."""
+
+
+class NotCapturableError(Exception):
+    """A model's own code does something that no CUDA graph can hold; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class GraphRunner:
     row is scratch, for padding.
     """
 
-    def __init__(self, model: FusedDecoder, table: RowTable, tables: Tensor, last_tokens: Tensor) -> None:
+    def __init__(self, model: StepModel, table: RowTable, tables: Tensor, last_tokens: Tensor) -> None:
         limits = table.limits
         self.buckets = Buckets(limits.max_batch_tokens, limits.max_batch_seqs)
         self._model = model
@@ -63,11 +72,18 @@ class GraphRunner:
         self._programs: dict[Bucket, StepProgram] = {}
         self._layouts = layouts
 
-    def capture(self) -> None:
-        """Captures every bucket, the largest first so that the others fit into its memory.
-
-        Raises what the device raises when memory runs out.
+    def prepare(self, captured: bool) -> None:
+        """Makes a program of every bucket; captured False: of plain launches, the same arithmetic without
+        graphs, for tests. Raises what the device raises.
         """
+        if captured:
+            self._capture()
+            return
+        for bucket, layout in self._layouts.items():
+            self._programs[bucket] = self._uncaptured(layout)
+
+    def _capture(self) -> None:
+        """Captures every bucket, the largest first so that the others fit into its memory."""
         started, memory = time.monotonic(), torch.cuda.graph_pool_handle()
         free, _ = torch.cuda.mem_get_info()
         for number, (bucket, layout) in enumerate(self._layouts.items()):
@@ -83,14 +99,24 @@ class GraphRunner:
         )
 
     def rehearse(self) -> None:
-        """Launches what `capture` will, for a mode in which launches only ask for their kernels."""
+        """Launches what `prepare` will, for a mode in which launches only ask for their kernels."""
         for layout in self._layouts.values():
             self._pass(layout)
 
-    def prepare_uncaptured(self) -> None:
-        """Makes every bucket a program of plain launches: the same arithmetic without graphs, for tests."""
-        for bucket, layout in self._layouts.items():
-            self._programs[bucket] = self._uncaptured(layout)
+    def check(self) -> None:
+        """Compares replays of the smallest buckets with the same steps launched by themselves, on ids and
+        positions that no capture saw. Raises NotCapturableError where they differ: something of the model's
+        own code was computed once, at the capture.
+        """
+        for bucket in (self.buckets.decode[0], self.buckets.mixed[min(self.buckets.mixed)][0]):
+            layout = self._layouts[bucket]
+            self._write_probe(layout)
+            self._programs[bucket].run()
+            found = self._programs[bucket].logits[:1].double()
+            expected = self._pass(layout)[0][:1].double()
+            difference = float((found - expected).norm() / expected.norm().clamp_min(1e-30))
+            if not difference <= _ALLOWED:
+                raise NotCapturableError(f"a replay's logits differ from the step's by {difference:.1e}")
 
     def choose(self, plan: Plan) -> StepProgram | None:
         """The program for a plan, or None when it passes the largest bucket or computes nothing."""
@@ -109,16 +135,7 @@ class GraphRunner:
     def _pass(self, layout: StepLayout) -> tuple[Tensor, Tensor]:
         """All of one step on the static buffers: (logits, tokens)."""
         fused, inputs, bucket = self._model.fused, layout.views(self._packed), layout.bucket
-        hidden = fused.embed_tokens(
-            self._model.decoder.embedding,
-            inputs["input_ids"],
-            inputs["owners"],
-            self._last_tokens,
-            self._tables,
-            inputs["table_rows"],
-            inputs["table_offsets"],
-            inputs["table_blocks"],
-        )
+        entered = self._model.enter(inputs, self._last_tokens, self._tables)
         batch_tables = self._batch_tables[: bucket.rows]
         fused.gather_tables(
             self._tables, inputs["rows"], inputs["context_lens"], self._model.block_size, batch_tables
@@ -133,7 +150,7 @@ class GraphRunner:
             max_query_len=1 if bucket.decode else min(bucket.tokens, self._max_context),
             max_context_len=self._max_context,
         )
-        logits = self._model.logits(hidden, step)
+        logits = self._model.logits(entered, step)
         tokens = self._tokens[: bucket.rows]
         fused.draw_tokens(
             logits,
@@ -159,9 +176,8 @@ class GraphRunner:
 
     def _uncaptured(self, layout: StepLayout) -> StepProgram:
         rows = layout.bucket.rows
-        config = self._model.decoder.config
         kept = torch.empty(
-            (rows, config.vocab_size), dtype=self._model.decoder.dtype, device=self._tables.device
+            (rows, self._model.vocab_size), dtype=self._model.dtype, device=self._tables.device
         )
 
         def run() -> None:
@@ -169,6 +185,17 @@ class GraphRunner:
             kept.copy_(logits)
 
         return StepProgram(layout, run, kept, self._tokens[:rows])
+
+    def _write_probe(self, layout: StepLayout) -> None:
+        """One row whose context is what a padded step left in the null block, and that stores nothing."""
+        self._write_padding(layout)
+        inputs, tokens = layout.views(self._packed), layout.bucket.tokens
+        places = torch.arange(tokens, dtype=torch.int32, device=self._packed.device)
+        inputs["input_ids"].copy_((places * 37 + 11) % self._model.vocab_size)
+        inputs["positions"].copy_(places + 1 if tokens == 1 else places)
+        inputs["cu_query_lens"][1:] = tokens
+        inputs["context_lens"][0] = int(places[-1]) + 1
+        inputs["sample_positions"][0] = tokens - 1
 
     def _write_padding(self, layout: StepLayout) -> None:
         buffer = self._staging.take()

@@ -1,7 +1,7 @@
 """Who runs a model's layers between the paged kernels: compiled, fused, plain torch, or transformers.
 
 Owns that choice and its reason, which GetCapacity tells as the kernel "layers"; knows no weights. Invariant:
-fused kernels are left in only where they compute the whole decoder.
+fused layers are chosen only where they compute the whole decoder.
 """
 
 from dataclasses import replace
@@ -26,8 +26,7 @@ def with_layers(
         raise SettingsError(
             f"needs the compiled CPU layers, but the layers run on {choice.backend}: {choice.why}", "quantize"
         )
-    fused = kernels.fused if choice.backend == "triton" else None
-    return replace(kernels, fused=fused, choices=[*kernels.choices, choice])
+    return replace(kernels, choices=[*kernels.choices, choice])
 
 
 def _choice(

@@ -19,6 +19,7 @@ from gpu_worker.device import DTYPES, Device, open_device
 from gpu_worker.errors import SettingsError
 from gpu_worker.estimates import activation_bytes, graph_bytes
 from gpu_worker.grammars import GrammarCompiler
+from gpu_worker.graph_runner import NotCapturableError
 from gpu_worker.host_pool import num_host_blocks, open_host_pool, staging_bytes, wanted_host_blocks
 from gpu_worker.kv_pool import (
     KV_CACHE_DTYPES,
@@ -128,8 +129,7 @@ def _obstacle_to_graphs(settings: Settings, device: Device, kernels: dispatch.Ke
     if device.torch_device.type != "cuda":
         return f"no CUDA device, but {device.torch_device.type}"
     if kernels.fused is None:
-        layers = kernels.choices[-1]
-        return f"the layers run on {layers.backend}: {layers.why}"
+        return f"the kernels are those of {dispatch.choice_of(kernels, 'store_kvcache').backend}"
     if attention_choice.waits(kernels):
         return "attention by torch reads lengths on the host"
     return ""
@@ -241,6 +241,8 @@ def _capture(found: Examined, runner: ModelRunner) -> None:
         return
     try:
         runner.capture_graphs()
+    except NotCapturableError as why:
+        _log.warning("no CUDA graphs: the layers run on %s: %s", found.kernels.choices[-1].backend, why)
     except torch.OutOfMemoryError as error:
         raise SettingsError(
             f"no memory left for CUDA graphs ({graph_bytes(found) >> 20} MiB were set aside): "

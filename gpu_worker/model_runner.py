@@ -16,7 +16,7 @@ from gpu_worker.asks import PromptSpan
 from gpu_worker.attention import StepAttention
 from gpu_worker.device import Device, Marker
 from gpu_worker.grammars import GrammarCompiler
-from gpu_worker.graph_runner import GraphRunner, StepProgram
+from gpu_worker.graph_runner import GraphRunner, NotCapturableError, StepProgram
 from gpu_worker.host_pool import NOTHING, Acknowledged, HostPool
 from gpu_worker.input_buffers import InputBuffers, StepTensors
 from gpu_worker.kv_pool import KvPool
@@ -24,6 +24,7 @@ from gpu_worker.logprobs import PendingLogprobs, prompt_logprobs_of
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.fused_decoder import FusedDecoder, FusedStep, obstacle
 from gpu_worker.models.model import Model
+from gpu_worker.models.step_model import PlainStepModel, StepModel
 from gpu_worker.null_step import null_step
 from gpu_worker.rows import Limits, RowTable
 from gpu_worker.sample_stage import Drawn, SampleStage
@@ -168,7 +169,7 @@ class ModelRunner:
             for _ in self._null_logits():
                 pass
             if captured:
-                self._steps_of_fixed_sizes(self.fused).rehearse()
+                self._graphs_of(self.fused).rehearse()
         finally:
             self.fused = whole
 
@@ -181,18 +182,27 @@ class ModelRunner:
     def capture_graphs(self, captured: bool = True) -> None:
         """From now on steps that fit a bucket are replayed. Needs fused kernels, and CUDA where captured.
 
-        captured False: the buckets run as plain launches, for tests. Raises what the device raises.
+        captured False: the buckets run as plain launches, for tests. Raises what the device raises, and
+        NotCapturableError where the layers are not the fused ones and cannot be captured.
         """
-        assert self.fused is not None
-        graphs = self._steps_of_fixed_sizes(self.fused)
-        if captured:
-            graphs.capture()
+        assert self.kernels.fused is not None
+        if self.fused is not None:
+            graphs = self._graphs_of(self.fused)
+            graphs.prepare(captured)
         else:
-            graphs.prepare_uncaptured()
+            plain = PlainStepModel(self.decoder, self.pool, self.kernels, self.kernels.fused)
+            graphs = self._graphs_of(plain)
+            try:
+                graphs.prepare(captured)
+                graphs.check()
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise NotCapturableError(str(error).strip().split("\n")[0]) from error
         self.device.synchronize()
         self._graphs = graphs
 
-    def _steps_of_fixed_sizes(self, model: FusedDecoder) -> GraphRunner:
+    def _graphs_of(self, model: StepModel) -> GraphRunner:
         return GraphRunner(model, self.rows, self._buffers.tables, self._buffers.last_tokens)
 
     @torch.inference_mode()

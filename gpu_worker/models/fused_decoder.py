@@ -5,10 +5,11 @@ the sizes of the given tensors and on the two bounds only, so that a pass can be
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -93,6 +94,27 @@ class FusedDecoder:
         keys, values = self._pool.keys(index).data_ptr(), self._pool.values(index).data_ptr()
         has_experts = self.decoder.layers[index].experts is not None
         return self.decoder.config.windows[index] > 0, has_experts, keys % _ALIGNED, values % _ALIGNED
+
+    @property
+    def vocab_size(self) -> int:
+        return self.decoder.config.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    def enter(self, inputs: Mapping[str, Tensor], last_tokens: Tensor, tables: Tensor) -> Tensor:
+        """Embeddings [T, hidden]; see step_model.StepModel."""
+        return self.fused.embed_tokens(
+            self.decoder.embedding,
+            inputs["input_ids"],
+            inputs["owners"],
+            last_tokens,
+            tables,
+            inputs["table_rows"],
+            inputs["table_offsets"],
+            inputs["table_blocks"],
+        )
 
     def logits(self, hidden: Tensor, step: FusedStep) -> Tensor:
         """Logits [S, vocab] of embedded tokens [T, hidden], which are overwritten; K and V are stored."""

@@ -63,7 +63,6 @@ def check(folder: Path, caplog: pytest.LogCaptureFixture, said: str, *flags: str
     with caplog.at_level(logging.INFO):
         worker = loaded(folder, *flags)
     assert said in caplog.text
-    assert (worker.runner.fused is None) == said.startswith("no CUDA graphs")
     attention = next(choice for choice in worker.capacity.kernels if choice.op == "paged_attention")
     assert attention.backend == "triton"
     assert served(worker, 19) == served(worker, 1000) == expected
@@ -75,10 +74,20 @@ def test_mixtures_of_experts(family: str, tmp_path: Path, caplog: pytest.LogCapt
     check(tmp_path, caplog, "CUDA graphs in")
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt", "falcon", "starcoder2", "olmoe"])
+@pytest.mark.parametrize("family", ["gpt2", "opt", "starcoder2"])
 def test_models_of_transformers(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_hf_model(tmp_path, family, OTHERS[family])
-    check(tmp_path, caplog, "no CUDA graphs: the layers run on transformers", "--model-impl", "transformers")
+    check(tmp_path, caplog, "CUDA graphs in", "--model-impl", "transformers")
+
+
+@pytest.mark.parametrize("family", ["falcon", "olmoe"])
+def test_models_of_transformers_that_no_graph_can_hold(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Falcon copies a tensor from the host in each layer, a mixture asks which experts are needed."""
+    write_hf_model(tmp_path, family, OTHERS[family])
+    said = "no CUDA graphs: the layers run on transformers"
+    check(tmp_path, caplog, said, "--model-impl", "transformers")
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt2"])

@@ -31,7 +31,7 @@ def replays(runner: ModelRunner) -> bool:
     return runner.launch(planner.plan([(sequence, 3)])).wait().replayed
 
 
-MIXTURE = "qwen3_moe"
+MIXTURE, PLAIN = "qwen3_moe", "gemma2"
 IN_PARTS = Shape(64, 32, 1, 16, 4, 3, held=True)
 
 
@@ -44,19 +44,19 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     results = {}
     with tempfile.TemporaryDirectory() as root:
-        for name in (*SHAPES, MIXTURE):
+        for name in (*SHAPES, MIXTURE, PLAIN):
             folder = Path(root) / name
-            if name == MIXTURE:
+            if name in (MIXTURE, PLAIN):
                 write_hf_model(folder, name, FAMILIES[name])
             else:
                 tiny_folder(Path(root), name)
             sizes = {"max_batch_tokens": 40, "max_batch_seqs": 6, "max_model_len": 64}
             expected = all_outputs(make_runner(folder, backend="torch", **sizes), outputs=1)
             runner = make_runner(folder, backend="triton", **sizes)
-            assert runner.fused is not None
+            assert (runner.fused is None) == (name == PLAIN)
             if name == "qwen3":
                 runner.fused.fused = replace(runner.fused.fused, linear=in_parts)
-            if name in ("qwen3", MIXTURE):
+            if name in ("qwen3", MIXTURE, PLAIN):
                 runner.capture_graphs(captured=False)
             results[name] = {
                 "equal": all_outputs(runner, outputs=1) == expected,

@@ -21,11 +21,15 @@ def test_fused_and_fixed_size_steps_equal_the_torch_path() -> None:
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
-    assert set(results) == {*SHAPES, "qwen3_moe"}
+    assert set(results) == {*SHAPES, "qwen3_moe", "gemma2"}
     for name, result in results.items():
         assert result["equal"], name
         assert result["tokens"] > 30
-    assert {name for name, result in results.items() if result["replayed"]} == {"qwen3", "qwen3_moe"}
+    assert {name for name, result in results.items() if result["replayed"]} == {
+        "qwen3",
+        "qwen3_moe",
+        "gemma2",
+    }
 
 
 @pytest.mark.timeout(600)
