@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError, WithJsonSchema
 
 from gateway.errors import ApiError, refused
-from gateway.parameters import Body, OnlyFalse, OnlyOne, OnlyTrue, Parameters
+from gateway.parameters import Body, OnlyFalse, OnlyOne, OnlyTrue, Parameters, at
+from octavo import bounds
+from octavo.roles import ROLES
 
 B = TypeVar("B", bound=Body)
 DEFAULT_COMPLETION_TOKENS = 16
@@ -19,8 +21,12 @@ _KINDS = {
     "response_format.type": "should be text, json_object or json_schema",
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of such lists",
     "stop": "must be a string or a list of strings",
+    "best_of": "should be 1",
     "response_format": "must be of type text, json_object or json_schema (with json_schema.schema)",
 }
+_NO_NUMBER = ("int_", "float_", "finite_number")
+_NUMBERS = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs", "tokens": "token_ids"}
+"""Numbers that the client knows by another name."""
 _MEMBERS = ("TextFormat", "JsonObjectFormat", "JsonSchemaFormat")
 """Pydantic names the members of a union in the place of an error by their classes."""
 _OBJECTS = ("response_format", "structured_outputs")
@@ -45,9 +51,10 @@ _CALL = {
 }
 MESSAGE_SCHEMA = {
     "type": "object",
-    "description": "A turn. Parts of content other than text are refused.",
+    "description": "A turn. Parts of content other than text are refused. A role that the model's chat "
+    "template names is taken too.",
     "properties": {
-        "role": {"type": "string", "minLength": 1, "maxLength": 64},
+        "role": {"type": "string", "enum": list(ROLES)},
         "content": {
             "anyOf": [
                 {"type": "string"},
@@ -99,7 +106,7 @@ class CompletionBody(Parameters):
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: int | None = Field(
         None,
-        json_schema_extra={"minimum": 0, "maximum": 20},
+        json_schema_extra=at("logprobs"),
         description="Log-probabilities of the sampled tokens and of so many of the likeliest.",
     )
     best_of: OnlyOne | None = Field(None, description="Only 1.")
@@ -111,10 +118,10 @@ class ChatBody(Parameters):
     """POST /v1/chat/completions. Without max_tokens or max_completion_tokens: to the context limit."""
 
     messages: Messages
-    max_completion_tokens: int | None = Field(None, json_schema_extra={"minimum": 1, "maximum": 1 << 20})
+    max_completion_tokens: int | None = Field(None, json_schema_extra=at("max_tokens"))
     logprobs: bool | None = None
     top_logprobs: int | None = Field(
-        None, json_schema_extra={"minimum": 0, "maximum": 20}, description="Only with logprobs."
+        None, json_schema_extra=at("logprobs"), description="Only with logprobs."
     )
     tools: Tools | None = Field(None, description="Shown to the model by its chat template.")
     tool_choice: Literal["none", "auto"] | None = Field(
@@ -154,7 +161,7 @@ def parse(kind: type[B], body: bytes) -> B:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_context=False, include_input=False)) from None
+        raise _refusal(error.errors(include_url=False, include_context=False)) from None
 
 
 def plain_messages(messages: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
@@ -182,9 +189,15 @@ def _refusal(errors: list[Any]) -> ApiError:
         return refused(path, "is no parameter that is served here", "unknown_parameter")
     if error["type"] == "missing":
         return refused(path, "is missing")
+    if error["type"].startswith(_NO_NUMBER) and (number := _NUMBERS.get(param, param)) in bounds.ALL:
+        return ApiError(400, bounds.refusal(number, error["input"], _place(error["loc"])), param=param)
     if param in _OBJECTS:
         return refused(path, _KINDS.get(path) or error["msg"].replace("Input should", "should"))
     return refused(param, _KINDS.get(param) or error["msg"].replace("Input should", "should"))
+
+
+def _place(path: tuple[int | str, ...]) -> str:
+    return str(path[0]) + "".join(f"[{part!s:.60}]" for part in path[1:])
 
 
 def _of_the_meant_member(errors: list[Any]) -> list[Any]:

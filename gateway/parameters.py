@@ -12,12 +12,20 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 from pydantic_core import PydanticCustomError
 
 from gateway.errors import refused
+from octavo import bounds
 from octavo_client.types import GenerateOptions
 
 
-def at(low: float, high: float) -> dict[str, Any]:
-    """A range for the OpenAPI document; the scheduler refuses what is out of it."""
-    return {"minimum": low, "maximum": high}
+def at(name: str, least: int | None = None, most: int | None = None) -> dict[str, Any]:
+    """The range of a number for the OpenAPI document, by the client's name; the scheduler refuses what is out
+    of it. least, most: where HTTP takes more, or the scheduler's settings decide.
+    """
+    found = bounds.WHOLE.get(name) or bounds.REAL[name]
+    low = found.low if least is None else least
+    return {
+        "exclusiveMinimum" if found.above else "minimum": low,
+        "maximum": found.high if most is None else most,
+    }
 
 
 class Body(BaseModel):
@@ -90,22 +98,24 @@ class Parameters(Body):
     """Sampling, stopping and scheduling, by OpenAI's names where it has one, then by vLLM's."""
 
     model: str | None = Field(None, description="Name of the served model; absent: the served one.")
-    n: int | None = Field(None, json_schema_extra=at(1, 128), description="Answers for each prompt.")
-    temperature: float | None = Field(None, json_schema_extra=at(0, 100), description="0 is greedy.")
-    top_p: float | None = Field(None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
-    top_k: int | None = Field(None, json_schema_extra=at(-1, 1 << 20), description="0 or -1: all tokens.")
-    min_p: float | None = Field(None, json_schema_extra=at(0, 1))
-    presence_penalty: float | None = Field(None, json_schema_extra=at(-2, 2))
-    frequency_penalty: float | None = Field(None, json_schema_extra=at(-2, 2))
-    repetition_penalty: float | None = Field(None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 10})
+    n: int | None = Field(None, json_schema_extra=at("n", most=128), description="Answers for each prompt.")
+    temperature: float | None = Field(None, json_schema_extra=at("temperature"), description="0 is greedy.")
+    top_p: float | None = Field(None, json_schema_extra=at("top_p"))
+    top_k: int | None = Field(
+        None, json_schema_extra=at("top_k", least=-1), description="0 or -1: all tokens."
+    )
+    min_p: float | None = Field(None, json_schema_extra=at("min_p"))
+    presence_penalty: float | None = Field(None, json_schema_extra=at("presence_penalty"))
+    frequency_penalty: float | None = Field(None, json_schema_extra=at("frequency_penalty"))
+    repetition_penalty: float | None = Field(None, json_schema_extra=at("repetition_penalty"))
     seed: int | None = Field(
         None,
-        json_schema_extra=at(-(1 << 63), (1 << 64) - 1),
+        json_schema_extra=at("seed", least=-(1 << 63)),
         description="Makes sampling repeatable. A negative one counts as its two's complement.",
     )
     logit_bias: dict[str, float] | None = Field(None, description="Token id to bias in [-100, 100].")
-    max_tokens: int | None = Field(None, json_schema_extra=at(1, 1 << 20))
-    min_tokens: int | None = Field(None, json_schema_extra=at(0, 1 << 20))
+    max_tokens: int | None = Field(None, json_schema_extra=at("max_tokens"))
+    min_tokens: int | None = Field(None, json_schema_extra=at("min_tokens"))
     stop: str | list[str] | None = Field(None, description="At most 16 strings of 1 to 256 characters.")
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
@@ -116,7 +126,7 @@ class Parameters(Body):
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(
-        None, json_schema_extra=at(-(1 << 31), (1 << 31) - 1), description="A smaller one is served first."
+        None, json_schema_extra=at("priority"), description="A smaller one is served first."
     )
     cache_salt: str | None = Field(
         None, json_schema_extra={"maxLength": 256}, description="Namespace of the prefix cache."
@@ -124,7 +134,7 @@ class Parameters(Body):
     use_prefix_cache: bool | None = None
     queue_timeout: float | None = Field(
         None,
-        json_schema_extra={"exclusiveMinimum": 0, "maximum": 86_400},
+        json_schema_extra=at("queue_timeout"),
         description="Longest wait for the first step, in seconds.",
     )
     return_token_ids: bool | None = Field(None, description="Adds token_ids to each choice.")
@@ -141,7 +151,7 @@ def options_of(given: Parameters, *, max_tokens: int | None, logprobs: int | Non
     return GenerateOptions(
         temperature=given.temperature,
         top_p=given.top_p,
-        top_k=0 if given.top_k == -1 else given.top_k,
+        top_k=_top_k(given.top_k),
         min_p=given.min_p,
         presence_penalty=given.presence_penalty,
         frequency_penalty=given.frequency_penalty,
@@ -165,8 +175,20 @@ def options_of(given: Parameters, *, max_tokens: int | None, logprobs: int | Non
     )
 
 
+def _top_k(given: int | None) -> int | None:
+    if given is not None and given < 0:
+        if given != -1:
+            raise refused("top_k", f"{given!r:.60} is out of [-1, {bounds.WHOLE['top_k'].high}]")
+        return 0
+    return given
+
+
 def _seed(given: int | None) -> int | None:
-    return given % (1 << 64) if given is not None and -(1 << 63) <= given < 0 else given
+    if given is None:
+        return None
+    if not -(1 << 63) <= given < 1 << 64:
+        raise refused("seed", f"{given!r:.60} is out of [{-(1 << 63)}, {(1 << 64) - 1}]")
+    return given % (1 << 64)
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:

@@ -6,6 +6,7 @@ by name before anything is sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf import duration_pb2
 
+from octavo import bounds
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import kv_cache_pb2 as kv
 from octavo_client import types, views
@@ -31,6 +33,12 @@ _SAMPLING = (
 )
 _STOPPING = ("max_tokens", "min_tokens", "ignore_eos", "include_stop_str_in_output")
 _OUTPUT = ("logprobs", "prompt_logprobs", "skip_special_tokens", "token_ids_only")
+_GREATEST = float(np.finfo(np.float32).max)
+_SWITCH = "true or false"
+_SWITCHES = (
+    "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "token_ids_only", "use_prefix_cache",
+    "add_generation_prompt", "add_special_tokens",
+)  # fmt: skip
 _FORMATS = ("json_schema", "regex", "ebnf")
 _TOP = ("n", "priority", "cache_salt", "use_prefix_cache")
 _REASONS = {
@@ -258,7 +266,7 @@ def _to_duration(seconds: float, name: str) -> duration_pb2.Duration:
     try:
         duration.FromNanoseconds(round(seconds * 1e9))
     except (ValueError, TypeError, OverflowError):
-        raise InvalidArgument(f"{name}: {seconds!r} is no time in seconds", field=name) from None
+        raise InvalidArgument(bounds.refusal(name, seconds), field=name) from None
     return duration
 
 
@@ -273,12 +281,26 @@ def _set(message: Any, field: str, value: object, name: str = "") -> None:
         value == getattr(message, field) and not message.DESCRIPTOR.fields_by_name[field].has_presence
     ):
         return
+    name = name or field
     try:
-        setattr(message, field, value)
+        setattr(message, field, _held(value))
     except (ValueError, TypeError, OverflowError):
-        raise InvalidArgument(
-            f"{name or field}: {value!r:.60} does not fit the field", field=name or field
-        ) from None
+        raise InvalidArgument(_why_not(name, value), field=name) from None
+
+
+def _held(value: Any) -> Any:
+    """The value, for a field. Raises OverflowError for a number that a float32 would make infinite."""
+    if isinstance(value, float) and _GREATEST < abs(value) < math.inf:
+        raise OverflowError
+    return value
+
+
+def _why_not(name: str, value: object, where: str = "") -> str:
+    """Why a field cannot hold a value, which is shown where the field is no text."""
+    if name in bounds.WHOLE or name in bounds.REAL:
+        return bounds.refusal(name, value, where)
+    limit = _SWITCH if name in _SWITCHES else "a text, without half a surrogate pair"
+    return f"{where or name}: {type(value).__name__}, must be {limit}"
 
 
 def _extend(target: Any, values: Sequence[object], name: str) -> None:
@@ -286,16 +308,15 @@ def _extend(target: Any, values: Sequence[object], name: str) -> None:
         try:
             target.append(value)
         except (ValueError, TypeError, OverflowError):
-            raise InvalidArgument(
-                f"{name}[{position}]: {value!r:.60} does not fit the field", field=name
-            ) from None
+            raise InvalidArgument(_why_not(name, value, f"{name}[{position}]"), field=name) from None
 
 
 def _set_bias(sampling: pb.SamplingOptions, options: types.GenerateOptions) -> None:
     for token_id, bias in options.logit_bias.items():
         try:
-            sampling.logit_bias[token_id] = bias
+            sampling.logit_bias[token_id] = _held(bias)
         except (ValueError, TypeError, OverflowError):
-            raise InvalidArgument(
-                f"logit_bias[{token_id!r}]: {bias!r} does not fit", field="logit_bias"
-            ) from None
+            is_id = isinstance(token_id, int) and 0 <= token_id < 1 << 32
+            where = f"logit_bias[{token_id!r:.60}]"
+            words = bounds.refusal("logit_bias", bias, where) if is_id else f"{where}: is no token id"
+            raise InvalidArgument(words, field="logit_bias") from None

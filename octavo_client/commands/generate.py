@@ -29,7 +29,7 @@ from octavo.command_line import whole
 from octavo_client import jsonl
 from octavo_client.calls import Batch
 from octavo_client.client import Client
-from octavo_client.commands.options import add_sampling, add_server, sampling_options
+from octavo_client.commands.options import add_sampling, add_server, number_of, sampling_options
 from octavo_client.console import stderr_console
 from octavo_client.errors import AlreadyExists, BadArgument, OctavoError
 from octavo_client.types import BatchEvent, Delta, Finished, GenerateOptions, Request, RequestFailed
@@ -48,10 +48,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency", type=whole(1), default=256, metavar="N", help="requests in flight (%(default)s)"
     )
-    parser.add_argument("--n", type=whole(1, 1 << 16), metavar="N", help="sequences of each prompt (1)")
+    parser.add_argument("--n", type=number_of("n"), metavar="N", help="sequences of each prompt (1)")
     parser.add_argument(
         "--logprobs",
-        type=whole(0, 20),
+        type=number_of("logprobs"),
         metavar="K",
         help="add the tokens' log-probabilities and the K likeliest",
     )

@@ -10,28 +10,37 @@ import argparse
 import os
 from collections.abc import Callable
 
+from octavo import bounds
 from octavo.command_line import address, real, whole
 from octavo.transport import require_address
 from octavo_client.channel import DEFAULT_SERVER
 from octavo_client.errors import BadArgument
 from octavo_client.types import GenerateOptions
 
-_GREATEST = 1 << 20
-_NUMBERS: tuple[tuple[str, Callable[[str], int | float | str], str], ...] = (
-    ("temperature", real(0, 100), "0 is greedy (1.0)"),
-    ("top-p", real(0, 1, above=True), "in (0, 1] (1.0)"),
-    ("top-k", whole(0, _GREATEST), "0 means all (0)"),
-    ("min-p", real(0, 1), "in [0, 1] (0)"),
-    ("presence-penalty", real(-2, 2), "subtracted from tokens that were generated (0)"),
-    ("frequency-penalty", real(-2, 2), "the same for each time (0)"),
-    ("repetition-penalty", real(0, 10, above=True), "divides tokens of prompt and output (1.0)"),
-    ("seed", whole(0, (1 << 64) - 1), "makes sampling repeatable"),
-    ("max-tokens", whole(1, _GREATEST), "most tokens to generate (up to the context limit)"),
-    ("min-tokens", whole(0, _GREATEST), "no stop before so many"),
-    ("priority", whole(-(1 << 31), (1 << 31) - 1), "a smaller number is served first (0)"),
-    ("queue-timeout", real(0, 86_400, above=True), "longest wait for the first step, in seconds"),
-)
-"""With the scheduler's own bounds: what it would refuse is a wrong command line here."""
+_NUMBERS = {
+    "temperature": "0 is greedy (1.0)",
+    "top-p": "in (0, 1] (1.0)",
+    "top-k": "0 means all (0)",
+    "min-p": "in [0, 1] (0)",
+    "presence-penalty": "subtracted from tokens that were generated (0)",
+    "frequency-penalty": "the same for each time (0)",
+    "repetition-penalty": "divides tokens of prompt and output (1.0)",
+    "seed": "makes sampling repeatable",
+    "max-tokens": "most tokens to generate (up to the context limit)",
+    "min-tokens": "no stop before so many",
+    "priority": "a smaller number is served first (0)",
+    "queue-timeout": "longest wait for the first step, in seconds",
+}
+"""What the scheduler would refuse for its bounds is a wrong command line here."""
+
+
+def number_of(name: str) -> Callable[[str], float | int | str]:
+    """The type of a flag with the bounds of a request's number."""
+    if name in bounds.WHOLE:
+        found = bounds.WHOLE[name]
+        return whole(int(found.low), None if found.high is None else int(found.high))
+    found = bounds.REAL[name]
+    return real(found.low, found.high, above=found.above)
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +64,8 @@ def check_server_variable(arguments: argparse.Namespace) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    for name, kind, text in _NUMBERS:
-        group.add_argument(f"--{name}", type=kind, metavar="X", help=text)
+    for name, text in _NUMBERS.items():
+        group.add_argument(f"--{name}", type=number_of(name.replace("-", "_")), metavar="X", help=text)
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="stop string; may be repeated"
     )
@@ -67,7 +76,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def sampling_options(arguments: argparse.Namespace) -> GenerateOptions:
     """The options that were given."""
-    numbers = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name, _, _ in _NUMBERS}
+    numbers = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name in _NUMBERS}
     if numbers["priority"] is None:
         numbers["priority"] = 0
     return GenerateOptions(

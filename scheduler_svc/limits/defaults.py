@@ -6,6 +6,7 @@ value that a client sent, also one equal to the schema's default, is never repla
 
 from collections.abc import Mapping
 
+from octavo import bounds
 from octavo.errors import FailedPrecondition, OctavoError
 from octavo.v1 import inference_pb2 as pb
 from scheduler_svc.limits.generate import check_generate
@@ -25,7 +26,7 @@ def sampling_defaults(values: Mapping[str, float], limits: Limits) -> pb.Samplin
             setattr(defaults, name, value)
             check_generate(pb.GenerateRequest(text="-", sampling=defaults), limits, _ANY_MODEL)
         except (TypeError, ValueError):
-            raise _bad(f"{name}: {value!r} does not fit the field") from None
+            raise _bad(bounds.refusal(name, value)) from None
         except OctavoError as error:
             raise _bad(error.message.removeprefix("sampling.")) from None
     return defaults

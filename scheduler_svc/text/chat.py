@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from octavo.errors import FailedPrecondition, Internal, InvalidArgument, OctavoError
+from octavo.roles import roles_of
 
 CPU_SECONDS = 1.0
 WALL_SECONDS = 20.0
@@ -51,11 +52,13 @@ class ChatRenderer:
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
         self._template = template
         self._special_tokens = dict(special_tokens)
+        self._roles = roles_of(template)
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
 
     def render(self, chat: Chat, *, with_tools: bool = True) -> str:
         """The prompt text. Errors as in `TextModel.encode_chat`."""
+        self._check_roles(chat)
         call = {
             "documents": None,
             **self._special_tokens,
@@ -69,6 +72,14 @@ class ChatRenderer:
         if "text" in answer:
             return answer["text"]
         raise _refusal(answer)
+
+    def _check_roles(self, chat: Chat) -> None:
+        """A role that nobody knows would only be words in the prompt."""
+        for place, message in enumerate(chat.messages):
+            if message["role"] not in self._roles:
+                field = f"chat.messages[{place}].role"
+                words = f"{message['role']!r} is no role, must be one of {', '.join(self._roles)}"
+                raise InvalidArgument(f"{field}: {words}", field=field)
 
     def close(self) -> None:
         """Ends the process; the next `render` starts another."""

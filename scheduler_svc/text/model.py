@@ -48,8 +48,9 @@ class TextModel:
     def encode_chat(self, chat: Chat) -> Int32Array:
         """[T] int32 of a chat through the folder's template, which writes special tokens.
 
-        Raises FailedPrecondition (NO_CHAT_TEMPLATE, BAD_CHAT_TEMPLATE) and InvalidArgument
-        (CHAT_TEMPLATE_REFUSED with the template's own message, CHAT_TEMPLATE_LIMIT, NO_TOOLS_IN_TEMPLATE).
+        Raises FailedPrecondition (NO_CHAT_TEMPLATE, BAD_CHAT_TEMPLATE) and InvalidArgument (a role that is
+        none; CHAT_TEMPLATE_REFUSED with the template's own message, CHAT_TEMPLATE_LIMIT,
+        NO_TOOLS_IN_TEMPLATE).
         Waits for the rendering process: belongs in a thread.
         """
         text = self.render_chat(chat)

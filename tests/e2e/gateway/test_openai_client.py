@@ -145,6 +145,13 @@ async def test_a20_a_refusal_names_the_parameter(door: Door) -> None:
         ({"top_p": 0}, "top_p: 0.0 is out of (0, 1]"),
         ({"max_tokens": 0}, "max_tokens: 0 is out of [1, 1048576]"),
         ({"max_tokens": 99_999}, "max_tokens: 5 prompt tokens + 99999 is 100004, the model takes 2048"),
+        ({"max_tokens": -1}, "max_tokens: -1 is out of [1, 1048576]"),
+        ({"extra_body": {"top_k": -5}}, "top_k: -5 is out of [-1, 1048576]"),
+        ({"temperature": 1e300}, "temperature: 1e+300 is out of [0, 100]"),
+        ({"extra_body": {"min_tokens": -1}}, "min_tokens: -1 is out of [0, 1048576]"),
+        ({"extra_body": {"priority": 1 << 31}}, "priority: 2147483648 is out of [-2147483648, 2147483647]"),
+        ({"extra_body": {"queue_timeout": 1e300}}, "queue_timeout: 1e+300 is out of (0, 86400]"),
+        ({"logprobs": -1}, "logprobs: -1 is out of [0, 20]"),
         ({"n": 129}, "n: 129 is out of [1, 128]"),
         ({"prompt": [999]}, "prompt[0]: token id 999 is out of [0, 383]"),
         ({"prompt": ""}, "prompt: is empty"),
@@ -152,7 +159,10 @@ async def test_a20_a_refusal_names_the_parameter(door: Door) -> None:
         ({"best_of": 2}, "best_of: should be 1"),
         ({"echo": True}, "echo: should be false"),
         ({"extra_body": {"temprature": 1}}, "temprature: is no parameter that is served here"),
-        ({"seed": -(2**64)}, "seed: -18446744073709551616 does not fit the field"),
+        (
+            {"seed": -(2**64)},
+            "seed: -18446744073709551616 is out of [-9223372036854775808, 18446744073709551615]",
+        ),
         ({"logit_bias": {"x": 1}}, "logit_bias: a key is no token id"),
     ]
     for given, message in cases:
@@ -173,6 +183,7 @@ async def test_chats_refuse_what_is_not_text(door: Door) -> None:
         ),
         ([{"role": "user", "content": "a", "mood": "b"}], "messages[0].mood"),
         ([{"role": "", "content": "a"}], "messages[0].role"),
+        ([{"role": "alien", "content": "a"}], "messages[0].role"),
         ([], "messages"),
     ]
     for messages, param in cases:

@@ -24,8 +24,8 @@ def test_a35_without_values_a_request_stays_as_it_is() -> None:
     ("values", "message"),
     [
         ({"temperature": -1}, "generation_config.json: temperature: -1.0 is out of [0, 100]"),
-        ({"top_k": -1}, "generation_config.json: top_k: -1 does not fit the field"),
-        ({"top_k": 0.5}, "generation_config.json: top_k: 0.5 does not fit the field"),
+        ({"top_k": -1}, "generation_config.json: top_k: -1 is out of [0, 1048576]"),
+        ({"top_k": 0.5}, "generation_config.json: top_k: 0.5 is no whole number, must be in [0, 1048576]"),
         ({"top_p": 0.0}, "generation_config.json: top_p: 0.0 is out of (0, 1]"),
     ],
 )

@@ -76,7 +76,7 @@ PLAIN = {
         ("user", "a"), ("system", "b"), ("assistant", "c"), ("system", "d"), ("user", "e")
     ),
     "assistant first": turns(("assistant", "a"), ("user", "b")),
-    "unknown role": turns(("user", "a"), ("narrator", "b"), ("user", "c")),
+    "developer": turns(("developer", "a"), ("user", "b"), ("function", "c"), ("user", "d")),
     "braces": turns(("user", "{{ 7 * 7 }} {% raise %} <b>&amp;</b> \"'"), ("assistant", ""), ("user", " ")),
 }
 CALLED = [
@@ -256,3 +256,19 @@ def test_the_demo_model_s_chat_is_transformers_chat(smollm2_folder: Path) -> Non
         assert rendered(ours, chat) == wanted
         assert ours.encode_chat(chat).tolist() == theirs(wanted["text"])["input_ids"]
     ours.close()
+
+
+def test_a_role_that_nobody_knows_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    """Such a turn would only be words of the prompt, whoever wrote them."""
+    template = "{% for m in messages %}{% if m.role == 'judge' %}!{% endif %}{{ m.content }}{% endfor %}"
+    text = load_text_model(write_folder(tmp_path, byte_level(), tokenizer_config={"chat_template": template}))
+    known = ("system", "developer", "user", "assistant", "tool", "function", "judge")
+    for role in known:
+        assert text.render_chat(ChatPrompt(({"role": role, "content": "a"},)))
+    chat = ChatPrompt(({"role": "user", "content": "a"}, {"role": "alien", "content": "b"}))
+    with pytest.raises(InvalidArgument) as refused:
+        text.encode_chat(chat)
+    assert refused.value.field == "chat.messages[1].role"
+    assert refused.value.message == (
+        f"chat.messages[1].role: 'alien' is no role, must be one of {', '.join(known)}"
+    )
