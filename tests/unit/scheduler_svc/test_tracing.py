@@ -183,7 +183,7 @@ async def test_without_tracing_no_step_and_no_token_calls_it(on: bool) -> None:
         assert bool(seen) is on  # the same look finds the calls of a service that does trace
 
 
-@pytest.mark.parametrize("module", ["scheduler_svc.app", "gpu_worker.__main__", "gateway.server"])
+@pytest.mark.parametrize("module", ["scheduler_svc.app", "gpu_worker.life", "gateway.server"])
 def test_a_process_that_does_not_trace_imports_no_tracing_library(module: str) -> None:
     code = f"import sys, {module}; print(sorted(n for n in sys.modules if n.startswith('opentelemetry')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
