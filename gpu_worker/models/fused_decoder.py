@@ -82,11 +82,14 @@ class FusedDecoder:
     def shortened(self) -> Self:
         """The same with as few layers as launch every kernel that all of them do.
 
-        These are the first two, of which only one adds to its input, and one of each kind to attention.
+        These are one of each kind to attention, and two that follow one another for each two kinds of block,
+        for the second adds up what the first one's block gave.
         """
         short = copy.copy(self)
+        has_experts = tuple(layer.experts is not None for layer in self.decoder.layers)
         kinds = {self._kind(index): index for index in reversed(self._layers)}
-        short._layers = sorted({*self._layers[:2], *kinds.values()})
+        pairs = {has_experts[index - 1 : index + 1]: index for index in reversed(self._layers[1:])}
+        short._layers = sorted({*kinds.values(), *pairs.values(), *(index - 1 for index in pairs.values())})
         return short
 
     def _kind(self, index: int) -> tuple[bool, bool, int, int]:

@@ -25,6 +25,7 @@ from paged_kernels import dispatch
 from paged_kernels.triton_impl import compile_ahead, machine
 from tests.fixtures import tiny_runner
 from tests.fixtures.graph_cases import SHAPES
+from tests.fixtures.hf_families import FAMILIES, write_hf_model
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 
 CASES = {
@@ -97,18 +98,23 @@ def made(folder: Path) -> ModelRunner:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    put_stand_ins()
     results = {}
     with tempfile.TemporaryDirectory() as root:
+        name = "qwen3_moe with a dense layer"
+        longer = FAMILIES[name] | {"num_hidden_layers": 4}
+        folders = {name: write_hf_model(Path(root) / "mixed", name, longer)}
         for name, shape in CASES.items():
-            runner = made(write_tiny_model(Path(root) / name, shape))
+            folders[name] = write_tiny_model(Path(root) / name, shape)
+        put_stand_ins()
+        for name, folder in folders.items():
+            runner = made(folder)
             counts.clear()
             with compile_ahead.compiling(torch.device("cpu")), compile_ahead.instead_of_launching():
                 runner.rehearse(captured=True)
             asked = dict(counts)
             counts.clear()
             runner.warm_up()
-            graphs = runner._steps_of_fixed_sizes(runner.fused)
+            graphs = runner._graphs_of(runner.fused)
             with torch.inference_mode():
                 for layout in graphs._layouts.values():
                     graphs._pass(layout)
