@@ -105,7 +105,7 @@ test-gpu: $(if $(PY),,$(DEV)) ## the tests that need a CUDA device, in several p
 	@$(or $(PY),$(BIN)/python) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
 	  || $(call fail,test-gpu needs a CUDA device$(comma) and torch sees none)
 	OMP_NUM_THREADS=2 GRPC_VERBOSITY=NONE PYTHONPATH=$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/protos:$$PYTHONPATH \
-	  $(or $(PY),$(BIN)/python) -m pytest -m gpu -n $(GPU_PROCESSES) --dist worksteal --max-worker-restart 0 \
+	  $(or $(PY),$(BIN)/python) -m pytest -m gpu -n $(GPU_PROCESSES) --dist load --maxschedchunk 1 --max-worker-restart 0 \
 	  --junitxml build/test-gpu.xml tests/gpu $(TEST_ARGS)
 
 bench-streams: $(DEV) ## tokens per second through the scheduler's streams: a table, then one JSON object

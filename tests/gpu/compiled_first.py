@@ -18,7 +18,7 @@ def compiled_first(run: Callable[[], T]) -> T:
     """What `run` gives once every kernel that it launches is compiled. It must not index with results."""
     from paged_kernels.triton_impl import compile_ahead
 
-    with compile_ahead.compiling(torch.device("cuda")), compile_ahead.instead_of_launching():
+    with compile_ahead.compiling(_here()), compile_ahead.instead_of_launching():
         run()
     return run()
 
@@ -27,8 +27,12 @@ def compile_for(cases: Iterable[tuple[Kernels, Batch]]) -> None:
     """Compiles what testing.judge launches on these batches."""
     from paged_kernels.triton_impl import compile_ahead
 
-    with compile_ahead.compiling(torch.device("cuda")), compile_ahead.instead_of_launching():
+    with compile_ahead.compiling(_here()), compile_ahead.instead_of_launching():
         for kernels, batch in cases:
             kernels.store_kvcache(*batch.store_args)
             attend: Any = kernels.paged_attention
             attend(*batch.attention_args, **batch.attention_options)
+
+
+def _here() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())

@@ -1,10 +1,21 @@
-"""The end of a run on a CUDA device: what each file did and how long it took."""
+"""A run on a CUDA device: the order of its tests, and at its end what each file did and how long it took.
+
+Owns both; knows no test. Invariant: runs that hold tests of other folders too are left as they are.
+"""
 
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 
 _OUTCOMES = ("passed", "failed", "error", "skipped")
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start services take longest, so they come first where several processes run tests."""
+    if all(item.path.parent == _HERE for item in items):
+        items.sort(key=lambda item: "processes" not in getattr(item, "fixturenames", ()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
