@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
-from gpu_worker.errors import ModelError
+from gpu_worker.errors import ModelError, SettingsError
 from gpu_worker.models import loader
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.registry import parse_config
@@ -213,7 +213,7 @@ def test_configs_that_would_be_computed_wrongly_are_refused(change: dict[str, An
 
 
 def test_folders_without_what_is_needed(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="neither a folder nor"):
+    with pytest.raises(SettingsError, match="neither a folder nor"):
         loader.open_model(tmp_path / "nothing")
     with pytest.raises(ModelError, match="no weights"):
         loader.open_model(tmp_path)
