@@ -104,11 +104,11 @@ def _named(report: Report, engine: str) -> Note:
 def in_process(options: argparse.Namespace) -> None:
     """Load A on the same core and runner without gRPC, in this process."""
     from benchmarks.gpu_services import InProcess
-    from gpu_worker.config import Settings
+    from gpu_worker.config import read_settings
     from gpu_worker.loading import examine, load
 
     flags = ["--model", options.in_process, *WORKER_FLAGS, *options.worker_flags]
-    settings = Settings(_cli_parse_args=flags)  # type: ignore[call-arg]
+    settings = read_settings(flags)
     runs: dict[str, object] = {}
     engine = InProcess(load(examine(settings)).runner)
     rate = rate_a(engine, options.repeats, runs.__setitem__)

@@ -18,7 +18,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from benchmarks import gpu_step
-from gpu_worker.config import Settings
+from gpu_worker.config import read_settings
 from gpu_worker.loading import examine, load
 from gpu_worker.wire import RowSetup, Sampling
 
@@ -58,10 +58,10 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settings = Settings(
-        _cli_parse_args=["--model", options.model, "--load-format", "dummy", "--dtype", "bfloat16",
-                         "--max-model-len", "4096"]
-    )  # type: ignore[call-arg]  # fmt: skip
+    settings = read_settings(
+        ["--model", options.model, "--load-format", "dummy", "--dtype", "bfloat16",
+         "--max-model-len", "4096"]
+    )  # fmt: skip
     runner = load(examine(settings)).runner
     report: dict[str, Any] = {"rows": ROWS, "context": CONTEXT}
     with patch.object(gpu_step, "SteadyPlans", MixedPlans):

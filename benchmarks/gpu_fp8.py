@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks import gpu_parts, gpu_step
 from benchmarks.gpu_parts import HEAD_DIM, KV_HEADS, QUERY_HEADS, Inputs, Report
-from gpu_worker.config import Settings
+from gpu_worker.config import read_settings
 from gpu_worker.loading import examine, load
 from paged_kernels import fp8_pool
 from paged_kernels.testing import relative_error
@@ -132,7 +132,7 @@ def steps(report: Report, model: str, kind: str, decodes: list[int]) -> None:
     """Whole decode steps and a prefill in graphs, and the blocks that the device's memory holds."""
     flags = ["--model", model, "--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", "4096"]
     pool = "auto" if kind == "bfloat16" else kind
-    settings = Settings(_cli_parse_args=[*flags, "--kv-cache-dtype", pool, "--swap-space", "0"])  # type: ignore[call-arg]
+    settings = read_settings([*flags, "--kv-cache-dtype", pool, "--swap-space", "0"])
     loaded = load(examine(settings))
     said = loaded.capacity
     report.add("capacity", pool=kind, num_blocks=said.num_blocks, bytes_per_block=said.bytes_per_block,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_worker.config import Settings
+from gpu_worker.config import read_settings
 from gpu_worker.loading import examine, load
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.models.registry import ModelConfig
@@ -191,10 +191,10 @@ def main() -> None:
     machine.OVERLAP = not options.no_overlap
     small_linear.MOST_TOKENS, fused_linear.MOST_TOKENS = options.small_tokens, options.split_tokens
     started = time.perf_counter()
-    settings = Settings(
-        _cli_parse_args=["--model", options.model, "--load-format", "dummy", "--dtype", "bfloat16",
-                         "--cuda-graphs", options.graphs, "--max-model-len", "4096"]
-    )  # type: ignore[call-arg]  # fmt: skip
+    settings = read_settings(
+        ["--model", options.model, "--load-format", "dummy", "--dtype", "bfloat16",
+         "--cuda-graphs", options.graphs, "--max-model-len", "4096"]
+    )  # fmt: skip
     runner = load(examine(settings)).runner
     report: dict[str, Any] = {"start_s": round(time.perf_counter() - started, 1)}
     print(report)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_step import SteadyPlans
-from gpu_worker.config import Settings
+from gpu_worker.config import read_settings
 from gpu_worker.errors import WorkerError
 from gpu_worker.host_pool import HostPool
 from gpu_worker.kv_pool import GIB
@@ -286,11 +286,11 @@ def main() -> int:
 def _start(options: argparse.Namespace, report: dict[str, Any]) -> ModelRunner:
     """A runner with random weights and a pool large enough, but no larger than needed."""
     started = time.perf_counter()
-    settings = Settings(
-        _cli_parse_args=["--model", options.model, "--load-format", "dummy", "--dtype", "bfloat16",
-                         "--block-size", str(options.block_size), "--max-model-len", "4096",
-                         "--gpu-memory-utilization", "0.5", "--swap-space", str(options.gib)]
-    )  # type: ignore[call-arg]  # fmt: skip
+    settings = read_settings(
+        ["--model", options.model, "--load-format", "dummy", "--dtype", "bfloat16",
+         "--block-size", str(options.block_size), "--max-model-len", "4096",
+         "--gpu-memory-utilization", "0.5", "--swap-space", str(options.gib)]
+    )  # fmt: skip
     runner = load(examine(settings)).runner
     report["device"], report["start_s"] = runner.device.name, round(time.perf_counter() - started, 1)
     report["bytes_per_block"] = bytes_of(runner)
