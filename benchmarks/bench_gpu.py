@@ -1,7 +1,7 @@
 """Serving speed on one GPU: `python -m benchmarks.bench_gpu --shape qwen3-0.6b --out FILE`.
 
 Owns the order of the engines; knows neither kernels nor the wire. Invariant: engines take turns on one
-machine in one go, and the first start of each is thrown away but for its own time.
+machine in one go; Octavo's first start is thrown away but for its own time, vLLM starts once a round.
 
     --vllm PATHS     run vLLM beside it: what PYTHONPATH needs for vLLM, joined by colons
     --rounds N       turns of each engine; figures are the medians over them
@@ -77,24 +77,22 @@ def median_of(before: dict[float, float], after: dict[float, float]) -> float:
     return float("nan")
 
 
-def vllm(model: Path, options: argparse.Namespace, report: Report, only_start: bool) -> None:
+def vllm(model: Path, options: argparse.Namespace, report: Report, is_first: bool) -> None:
     """vLLM in a process of its own. Its start is measured as Octavo's is: from the process to a token."""
     if not options.vllm:
         return
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "vllm.json"
         command = [sys.executable, "-m", "benchmarks.gpu_vllm", "--model", str(model), "--out", str(out)]
-        more = ["--only-start"] if only_start else ["--repeats", str(options.repeats)]
-        more += ["--loads", *options.loads]
+        more = ["--repeats", str(options.repeats), "--loads", *options.loads]
         path = os.pathsep.join([options.vllm, os.environ.get("PYTHONPATH", "")])
         subprocess.run([*command, *more], check=True, env=os.environ | {"PYTHONPATH": path})
         found = json.loads(out.read_text())
     report.machine({"vllm": found["version"]})
-    note = _named(report, "vllm first start" if only_start else "vllm")
+    note = _named(report, "vllm")
     for name, value in found["runs"].items():
         note(name, value)
-    start = {COLD if only_start else WARM: found["start_seconds"]}
-    report.add("vllm", start | found.get("rows", {}))
+    report.add("vllm", {COLD if is_first else WARM: found["start_seconds"]} | found["rows"])
 
 
 def _named(report: Report, engine: str) -> Note:
@@ -151,10 +149,9 @@ def main() -> None:
         model = write_model(options.shape, options.tokenizer, Path(folder) / options.shape)
         if not options.no_first_start:
             octavo_start(model, options, report)
-            vllm(model, options, report, only_start=True)
-        for _ in range(options.rounds):
+        for number in range(options.rounds):
             octavo_round(model, options, report)
-            vllm(model, options, report, only_start=False)
+            vllm(model, options, report, is_first=not number and not options.no_first_start)
         if "A" in options.loads:
             split_ratio(model, options, report)
     report.note("seconds", round(time.perf_counter() - started, 1))

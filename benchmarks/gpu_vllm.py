@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_loads import Load, load_a
+from benchmarks.gpu_loads import Load
 from benchmarks.gpu_measures import LOADS, measure
 
 
@@ -64,7 +64,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON: rows, runs, version, start_seconds")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS)
-    parser.add_argument("--only-start", action="store_true", help="load A once, to be thrown away")
     options = parser.parse_args()
     runs: dict[str, object] = {}
     engine = Vllm(options.model)
@@ -74,10 +73,7 @@ def main() -> None:
         runs[name] = value
         print("vllm", name, json.dumps(value), flush=True)
 
-    if options.only_start:
-        note("load A", {"seconds": [engine.run(load_a(0), 0.6)]})
-    else:
-        found["rows"] = measure(engine, options.repeats, note, options.loads)
+    found["rows"] = measure(engine, options.repeats, note, options.loads)
     options.out.write_text(json.dumps(found) + "\n")
 
 
