@@ -6,6 +6,7 @@ it was asked to.
 
 import sys
 
+import octavo.polling  # noqa: F401  before anything that imports gRPC
 from gateway.config import load
 
 

@@ -7,6 +7,7 @@ Owns what comes before PyTorch is imported: the settings, and waking the device 
 import logging
 import sys
 
+import octavo.polling  # noqa: F401  before anything that imports gRPC
 from gpu_worker import wake
 from gpu_worker.config import read_settings
 from gpu_worker.start_clock import StartClock

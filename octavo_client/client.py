@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
+import grpc.experimental
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.trace_context import outgoing
@@ -24,6 +25,8 @@ from octavo_client.calls import Batch, Stream
 from octavo_client.errors import NotReady, from_call
 
 T = TypeVar("T")
+_POLLED_BY_THE_READER = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
+"""Who reads a stream waits for its messages itself, instead of a thread that would have to wake it up."""
 
 
 class Client:
@@ -42,7 +45,7 @@ class Client:
         """
         self.target = settings.server_address(server)
         self.timeout = timeout
-        options = settings.channel_options()
+        options = [*settings.channel_options(), _POLLED_BY_THE_READER]
         if credentials is None:
             self._channel = grpc.insecure_channel(self.target, options=options)
         else:

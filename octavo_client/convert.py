@@ -304,6 +304,15 @@ def _why_not(name: str, value: object, where: str = "") -> str:
 
 
 def _extend(target: Any, values: Sequence[object], name: str) -> None:
+    try:
+        target.extend(values)
+    except (ValueError, TypeError, OverflowError):
+        del target[:]
+        _extend_one_by_one(target, values, name)
+
+
+def _extend_one_by_one(target: Any, values: Sequence[object], name: str) -> None:
+    """Names the first value that does not fit."""
     for position, value in enumerate(values):
         try:
             target.append(value)

@@ -6,6 +6,7 @@ lives, and says in one line why it ends otherwise.
 
 import sys
 
+import octavo.polling  # noqa: F401  before anything that imports gRPC
 from scheduler_svc.config import load
 
 

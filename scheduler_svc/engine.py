@@ -136,6 +136,11 @@ class Engine:
         self._requests.add(record)
         self._post(partial(self._inputs.add, record))
 
+    async def let_plans_leave(self) -> None:
+        """Gives way to the engine's turn, and to the link that puts its plan on the wire."""
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
     async def abort(self, request_ids: Iterable[str]) -> list[str]:
         """Ends requests; the ids that were live. When it returns, their streams have been told all they will
         be.

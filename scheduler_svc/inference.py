@@ -48,6 +48,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
         async with self._stream(context, self._backlog) as outbox:
             record = await self._intake.take(request, outbox)
+            await self._engine.let_plans_leave()
             await context.send_initial_metadata(((REQUEST_ID_METADATA, metadata_text(record.request_id)),))
             running = len(record.branches)
             while running:
