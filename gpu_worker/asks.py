@@ -5,6 +5,7 @@ in which no row asks for anything costs one look at a flag array for each questi
 """
 
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from gpu_worker.wire import Int32Array, Plan, RowSetup, Sampling
 
 MAX_LOGPROBS = 20
 _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
+_FOR_EVER = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class RowAsks:
         self._filtered[row] = filters and given.temperature > 0
         self._adjusted[row] = given.adjusts
         lasts = given.penalises or given.bias_ids
-        self._adjusted_until[row] = np.iinfo(np.int64).max if lasts else given.min_tokens
+        self._adjusted_until[row] = _FOR_EVER if lasts else given.min_tokens
         self.logprobs[row] = given.logprobs
         self._constrained[row] = bool(given.grammar)
         self.anybody = self._anybody()
@@ -135,8 +137,10 @@ class RowAsks:
             ("prompt_ids", setup.prompt_ids),
             ("output_ids", setup.output_ids),
         ):
+            if not len(ids):
+                continue
             array = np.asarray(ids, np.int64)
-            if len(array) and (array.min() < 0 or array.max() >= self._vocab_size):
+            if (array.min() < 0 or array.max() >= self._vocab_size):
                 raise PlanError(f"row_setups.{name}", f"an id is not in 0..{self._vocab_size - 1}")
         needed = given.penalises or given.prompt_logprobs >= 0
         if needed and len(setup.prompt_ids) != setup.prompt_len:
@@ -146,18 +150,18 @@ class RowAsks:
 
 def _check_numbers(given: Sampling) -> None:
     field = "row_setups.sampling."
-    if not (np.isfinite(given.temperature) and given.temperature >= 0):
+    if not (isfinite(given.temperature) and given.temperature >= 0):
         raise PlanError(f"{field}temperature", f"{given.temperature} is not a finite number >= 0")
     if not 0 < given.top_p <= 1:
         raise PlanError(f"{field}top_p", f"{given.top_p}, expected above 0 and at most 1")
     if not 0 <= given.min_p <= 1:
         raise PlanError(f"{field}min_p", f"{given.min_p}, expected 0..1")
     for name in ("presence_penalty", "frequency_penalty"):
-        if not np.isfinite(getattr(given, name)):
+        if not isfinite(getattr(given, name)):
             raise PlanError(f"{field}{name}", f"{getattr(given, name)} is not finite")
-    if not (np.isfinite(given.repetition_penalty) and given.repetition_penalty > 0):
+    if not (isfinite(given.repetition_penalty) and given.repetition_penalty > 0):
         raise PlanError(f"{field}repetition_penalty", f"{given.repetition_penalty} is not finite and above 0")
-    if not np.isfinite(given.bias_values).all():
+    if not all(map(isfinite, given.bias_values)):
         raise PlanError(f"{field}logit_bias_values", "a value is not finite")
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(given, name) > MAX_LOGPROBS:

@@ -110,9 +110,7 @@ class PendingStep:
 
 
 class ModelRunner:
-    """One model on one pool, for one session at a time. Not thread-safe: only the launching thread
-    calls it.
-    """
+    """One model on one pool, for one session at a time. Not thread-safe: one thread at a time calls it."""
 
     def __init__(
         self,
@@ -138,6 +136,13 @@ class ModelRunner:
         self._buffers = InputBuffers(device, self.rows)
         self._stage = SampleStage(device, self.rows, self._buffers, grammars)
         self._last_end: Marker | None = None
+
+    @property
+    def launches_quickly(self) -> bool:
+        """Whether `launch` is done within about a millisecond, and computes nothing itself, while no step is
+        in flight.
+        """
+        return self._graphs is not None and self.device.torch_device.type == "cuda"
 
     def reset(self) -> None:
         """Waits for the device and drops every row: a new session begins, or the scheduler is gone."""

@@ -124,7 +124,8 @@ class RowTable:
         _refuse_twice("table_offsets", cells, "names an entry of a row twice")
         self._tables[rows, offsets] = blocks
         np.maximum.at(self._table_lens, rows, offsets.astype(np.int64) + 1)
-        self._check_no_gap(np.unique(rows))
+        last = np.flatnonzero(rows[1:] != rows[:-1])  # entries of a row come together
+        self._check_no_gap(rows[np.append(last, len(rows) - 1)])
 
     def _check_no_gap(self, rows: npt.NDArray[np.int32]) -> None:
         filled = np.count_nonzero(self._tables[rows] >= 0, axis=1)

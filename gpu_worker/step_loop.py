@@ -1,8 +1,9 @@
 """Two threads: one launches steps in order, one waits for the device and answers.
 
-Owns the queue of plans, the session they belong to and the step order; knows no gRPC stream, only a callback
+A plan that comes while nothing is queued, launched or unanswered is launched by the thread that brings it,
+where a launch is short: there is nothing to wait for, so the launching thread need not be woken up. Owns the queue of plans, the session they belong to and the step order; knows no gRPC stream, only a callback
 to answer with. Invariant: a plan of any session but the newest is neither run nor answered, answers leave in
-step order, and after a failed step nothing runs until a new session.
+step order, after a failed step nothing runs until a new session, and one thread at a time uses the runner.
 """
 
 import logging
@@ -78,6 +79,9 @@ class _Step:
     plan: worker_pb2.StepPlan
 
 
+_Item = _Open | _Close | _End | _Step
+
+
 @dataclass(frozen=True, slots=True)
 class _Launched:
     session: Session
@@ -113,8 +117,10 @@ class StepLoop:
         self._poisoned = poisoned
         self._tracing = tracing
         self._current: Session | None = None
-        self._inbox: queue.SimpleQueue[_Open | _Close | _End | _Step | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[_Launched | _Answered | _End | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[_Launched | _Answered | _Item | None] = queue.SimpleQueue()
+        self._num_entered = 0  # written by the reader
+        self._num_left = 0  # written by the answering thread
         self._threads = [
             threading.Thread(target=self._launch_all, name="launcher", daemon=True),
             threading.Thread(target=self._answer_all, name="answerer", daemon=True),
@@ -137,40 +143,62 @@ class StepLoop:
         Returns the session that it replaces. Called by the reader.
         """
         replaced, self._current = self._current, session
-        self._inbox.put(_Open(session))
+        self._enter(_Open(session))
         return replaced
 
     def close(self, session: Session) -> None:
         """The scheduler is gone: drops the session's rows and queued plans, unless a newer one took over."""
         if self._current is session:
             self._current = None
-            self._inbox.put(_Close(session))
+            self._enter(_Close(session))
 
     def finish(self, session: Session) -> None:
         """No plan of the session follows: its `finished` is called once those before are answered."""
-        self._inbox.put(_End(session))
+        self._enter(_End(session))
 
     def submit(self, session: Session, plan: worker_pb2.StepPlan) -> None:
-        """Queues a plan. Called by the reader; never waits. Raises ResourceExhausted past MAX_QUEUED."""
+        """Queues a plan, or launches it at once. Called by the reader; never waits. Raises ResourceExhausted
+        past MAX_QUEUED.
+        """
         if self._inbox.qsize() >= MAX_QUEUED:
             raise ResourceExhausted(f"more than {MAX_QUEUED} plans wait to be run", reason="PLAN_BACKLOG")
-        self._inbox.put(_Step(session, plan))
+        step = _Step(session, plan)
+        if self._runner.launches_quickly and self._num_entered == self._num_left:
+            self._num_entered += 1
+            self._launched.put(self._taken_by_reader(step))
+        else:
+            self._enter(step)
+
+    def _taken_by_reader(self, step: _Step) -> _Launched | _Answered | _Item:
+        """What the launching thread would do; and as when that thread ends, the worker ends."""
+        try:
+            return self._taken(step)
+        except Exception as error:
+            self._poisoned(f"{type(error).__name__} while a step was launched")
+            raise
+
+    def _enter(self, item: _Item) -> None:
+        self._num_entered += 1
+        self._inbox.put(item)
 
     def _launch_all(self) -> None:
         while (item := self._inbox.get()) is not None:
-            match item:
-                case _Open(session):
-                    self._runner.reset()
-                    self._metrics.session_accepted()
-                    session.opened()
-                case _Close():
-                    self._runner.reset()
-                case _End():
-                    self._launched.put(item)
-                case _Step(session, plan):
-                    if session is self._current:
-                        self._launched.put(self._launch(session, plan))
+            self._launched.put(self._taken(item))
         self._launched.put(None)
+
+    def _taken(self, item: _Item) -> _Launched | _Answered | _Item:
+        """What the answering thread has to do with an item, whose turn it is."""
+        match item:
+            case _Open(session):
+                self._runner.reset()
+                self._metrics.session_accepted()
+                session.opened()
+            case _Close():
+                self._runner.reset()
+            case _Step(session, plan):
+                if session is self._current:
+                    return self._launch(session, plan)
+        return item
 
     def _launch(self, session: Session, message: worker_pb2.StepPlan) -> _Launched | _Answered:
         if self._tracing is not None:
@@ -206,12 +234,15 @@ class StepLoop:
         while (item := self._launched.get()) is not None:
             if isinstance(item, _End):
                 item.session.finished()
-                continue
-            answered = self._awaited(item) if isinstance(item, _Launched) else item
-            if answered.session is self._current:
-                answered.session.answer(answered.response)
-            if answered.poison:
-                self._poisoned(answered.poison)
+            elif isinstance(item, _Launched | _Answered):
+                self._answer(self._awaited(item) if isinstance(item, _Launched) else item)
+            self._num_left += 1
+
+    def _answer(self, answered: _Answered) -> None:
+        if answered.session is self._current:
+            answered.session.answer(answered.response)
+        if answered.poison:
+            self._poisoned(answered.poison)
 
     def _awaited(self, item: _Launched) -> _Answered:
         """The answer to a launched step, once the device is done with it."""

@@ -19,6 +19,7 @@ from octavo.worker.v1 import worker_pb2
 Int32Array = npt.NDArray[np.int32]
 _NONE = np.empty(0, np.int32)
 _NO_PAIRS = _NONE.reshape(0, 2)
+_ONE = np.int32(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,8 @@ def _positions(
 
 def implied_positions(query_lens: Int32Array, context_lens: Int32Array) -> Int32Array:
     """The last query_len positions of each row's context, end to end: int32 [sum(query_lens)]."""
+    if len(query_lens) == 1:
+        return np.arange(query_lens[0], dtype=np.int32) + (context_lens - query_lens)
     if len(query_lens) == int(query_lens.sum()):
         return context_lens - 1
     ends = np.cumsum(query_lens, dtype=np.int32)
@@ -211,7 +214,7 @@ def _samples(
     if not given:
         if not message.query_lens:
             return np.arange(len(rows), dtype=np.int32), rows
-        return (np.cumsum(query_lens, dtype=np.int64) - 1).astype(np.int32), rows
+        return query_lens.cumsum(dtype=np.int32) - _ONE, rows
     positions = _array(message.sample_positions, "sample_positions")
     sample_rows = _array(message.sample_rows, "sample_rows")
     _same_length("sample_rows", sample_rows, "sample_positions", positions)

@@ -304,6 +304,8 @@ def _why_not(name: str, value: object, where: str = "") -> str:
 
 
 def _extend(target: Any, values: Sequence[object], name: str) -> None:
+    if not len(values):
+        return  # extending by nothing would set the message that the field is in
     try:
         target.extend(values)
     except (ValueError, TypeError, OverflowError):

@@ -7,6 +7,7 @@ block's end, on the namespace, on the model's fingerprint and on the seed, and o
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ class Root:
     uid: int
 
 
+@lru_cache(maxsize=8)
 def root_of(seed: bytes, fingerprint: str, namespace: str) -> Root:
     """The root of one namespace under one model. Every field is tagged and length-prefixed.
 

@@ -24,6 +24,7 @@ MAX_SIBLINGS = 16
 """Children of one parent that are looked at for a match that ends inside a block."""
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_NO_BLOCKS: Int32Array = np.empty(0, np.int32)
 
 
 class PrefixIndex:
@@ -53,6 +54,8 @@ class PrefixIndex:
         """[m] the blocks that hold the longest findable prefix of a chain. keys: [n, 2]; tokens: [n,
         block_size].
         """
+        if not len(keys):
+            return _NO_BLOCKS
         found = self._first_with(keys)
         parents = np.empty(len(keys), np.int64)
         start = 0

@@ -1,6 +1,7 @@
 """The step stream: handshake, order, sessions that replace each other, failures that stop a session."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import grpc
@@ -11,7 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gpu_worker.errors import WorkerError
+from gpu_worker.model_runner import ModelRunner, PendingStep, StepOutcome
 from gpu_worker.server import SERVICE, WorkerServer, WorkerServicer
+from gpu_worker.wire import Plan
 from octavo import arrays
 from octavo.errors import reason_of
 from octavo.worker.v1 import worker_pb2
@@ -52,6 +55,52 @@ async def test_two_steps_in_flight_are_answered_in_order(tiny_llama: Path) -> No
         assert {result.session_id for result in results} == {1}
         assert all(len(tokens_of(result)) == 1 for result in results)
         assert results[-1].forward_seconds > 0
+
+
+async def test_a_plan_that_finds_nothing_unanswered_is_launched_where_it_arrives(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next one, which comes while that one is unanswered, by the launching thread."""
+    threads, go_on = list[str](), threading.Event()
+    launch, wait = ModelRunner.launch, PendingStep.wait
+
+    def launched(runner: ModelRunner, plan: Plan) -> PendingStep:
+        threads.append(threading.current_thread().name)
+        return launch(runner, plan)
+
+    def waited(pending: PendingStep) -> StepOutcome:
+        assert go_on.wait(30)
+        return wait(pending)
+
+    monkeypatch.setattr(ModelRunner, "launches_quickly", True)
+    monkeypatch.setattr(ModelRunner, "launch", launched)
+    monkeypatch.setattr(PendingStep, "wait", waited)
+    async with live_worker(tiny_llama) as worker:
+        end = await worker.session(1)
+        planner, sequence = HandPlanner(64, 4), HandSequence(2, [5, 6, 7])
+        for count in (3, 1, 1):
+            await end.send(to_message(planner.plan([(sequence, count)]), 1, EPOCH))
+        while len(threads) < 3:  # the answering thread holds the first
+            await asyncio.sleep(0.001)
+        go_on.set()
+        assert [(await end.result()).step_id for _ in range(3)] == [1, 2, 3]
+    assert threads == [threading.main_thread().name, "launcher", "launcher"]
+
+
+async def test_an_error_in_launching_where_a_plan_arrives_ends_the_worker(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launched(runner: ModelRunner, plan: Plan) -> PendingStep:
+        raise KeyError(7)
+
+    monkeypatch.setattr(ModelRunner, "launches_quickly", True)
+    monkeypatch.setattr(ModelRunner, "launch", launched)
+    async with live_worker(tiny_llama) as worker:
+        end = await worker.session(1)
+        await end.send(first_plan(1, [5, 6, 7]))
+        while not worker.poisoned:
+            await asyncio.sleep(0.001)
+    assert worker.poisoned == ["KeyError while a step was launched"]
 
 
 async def test_before_the_model_is_loaded(tiny_llama: Path) -> None:
