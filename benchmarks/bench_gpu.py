@@ -24,6 +24,8 @@ from benchmarks.gpu_loads import BATCHES, COLD, LOAD_A, SHAPES, SPLIT, WARM, gap
 from benchmarks.gpu_measures import LOADS, Note, measure, rate_a
 from benchmarks.gpu_report import Report, this_commit, this_machine
 
+Observed = tuple[dict[float, float], float]
+"""Of a histogram: cumulative counts by upper bound, and the sum."""
 WORKER_FLAGS = ("--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", "4096")
 
 
@@ -41,38 +43,61 @@ def octavo_round(model: Path, options: argparse.Namespace, report: Report) -> No
 
     with Services(str(model), [*WORKER_FLAGS, *options.worker_flags]) as services:
         try:
-            gaps = _Gaps(services, _named(report, "octavo"))
-            rows = measure(services, options.repeats, gaps.note, options.loads)
-            report.add("octavo", {WARM: services.start_seconds} | rows | gaps.found)
+            steps = StepTimes(services, _named(report, "octavo"))
+            rows = measure(services, options.repeats, steps.note, options.loads)
+            report.add("octavo", {WARM: services.start_seconds} | rows | steps.found)
         finally:
             for name, path in services.logs.items():
                 print(f"-- {name}\n{path.read_text()[-options.log_characters :]}")
 
 
-class _Gaps:
-    """Reads the worker's histogram of step gaps after each decode row of the table."""
+class StepTimes:
+    """Reads the worker's histograms of steps after each load: what its steps took and what lay between them,
+    over all runs of the load, is noted beside it.
+    """
 
     def __init__(self, services: Any, note: Note) -> None:
         self._services, self._note = services, note
-        self._before = services.histogram("octavo_step_gap_seconds")[0]
+        self._gaps, self._forwards = self._read()
         self.found: dict[str, float] = {}
 
+    def _read(self) -> tuple[Observed, Observed]:
+        read = self._services.histogram
+        return read("octavo_step_gap_seconds"), read("octavo_step_forward_seconds")
+
     def note(self, name: str, value: object) -> None:
-        after = self._services.histogram("octavo_step_gap_seconds")[0]
+        (gaps, gap_sum), (forwards, forward_sum) = self._read()
+        before, gap_sum_before = self._gaps
         rows = {f"decode {count}": count for count in BATCHES}.get(name)
         if rows is not None:
-            self.found[gap_name(rows)] = median_of(self._before, after)
-        self._before = after
+            self.found[gap_name(rows)] = median_of(before, gaps)
+        steps = {
+            "steps": int(gaps[float("inf")] - before[float("inf")]),
+            "forward_s": round(forward_sum - self._forwards[1], 4),
+            "gap_s": round(gap_sum - gap_sum_before, 4),
+            "gap_p99_us": quantile_of(before, gaps, 0.99),
+        }
+        self._gaps, self._forwards = (gaps, gap_sum), (forwards, forward_sum)
         self._note(name, value)
+        self._note(f"{name} steps", steps)
 
 
 def median_of(before: dict[float, float], after: dict[float, float]) -> float:
-    """Median in microseconds of what a histogram took in between, linear inside its bucket."""
+    """Median in microseconds of what a histogram took in between."""
+    return quantile_of(before, after, 0.5)
+
+
+def quantile_of(before: dict[float, float], after: dict[float, float], part: float) -> float:
+    """Quantile in microseconds of what a histogram took in between, linear inside its bucket; of values past
+    the last bound that bound.
+    """
     counts = {bound: after[bound] - before[bound] for bound in after}
-    half, low, below = counts[float("inf")] / 2, 0.0, 0.0
+    wanted, low, below = counts[float("inf")] * part, 0.0, 0.0
     for bound, count in sorted(counts.items()):
-        if count >= half:
-            return round((low + (bound - low) * (half - below) / max(count - below, 1)) * 1e6, 1)
+        if count >= wanted and bound == float("inf"):
+            return low * 1e6
+        if count >= wanted:
+            return round((low + (bound - low) * (wanted - below) / max(count - below, 1)) * 1e6, 1)
         low, below = bound, count
     return float("nan")
 

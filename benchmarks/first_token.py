@@ -92,33 +92,27 @@ def untraced(options: argparse.Namespace, flags: list[str]) -> None:
             services.chain(warm)
             name = "octavo_step_forward_seconds"
             (counts, total), before = services.histogram(name), _usage(services)
-            times = []
-            for prompt in drawn:
-                time.sleep(options.pause)
-                marks = dict(services.chain(prompt))
-                times.append((marks["token here"] - marks["called"]) / 1e6)
+            times = [_milliseconds(services, prompt, options.pause) for prompt in drawn]
             after, (later, end) = _usage(services), services.histogram(name)
             steps = later[float("inf")] - counts[float("inf")]
             device = (end - total) / max(steps, 1) * 1e3
-            p50, (low, high) = statistics.median(times), _quartiles(times)
-            print(
-                f"{length} tokens: first token p50 {p50:.2f} ms ({low:.2f}..{high:.2f}, least {min(times):.2f}), "
-                f"device {device:.2f}, rest {p50 - device:.2f}"
-            )
-            used = {
-                who: tuple((after[who][i] - before[who][i]) / len(drawn) for i in range(2)) for who in after
-            }
-            each = ", ".join(f"{who} {count:.1f} sleeps {cpu:.2f} ms CPU" for who, (count, cpu) in used.items())
-            print(f"  a request: {each}")
+            p50, (low, _, high) = statistics.median(times), statistics.quantiles(times, n=4)
+            spread = f"{low:.2f}..{high:.2f}, least {min(times):.2f}"
+            print(f"{length} tokens: first token p50 {p50:.2f} ms ({spread}), device {device:.2f}")
+            for who, (count, cpu) in after.items():
+                slept, used = (count - before[who][0]) / len(drawn), (cpu - before[who][1]) / len(drawn)
+                print(f"  a request: {who} {slept:.1f} sleeps, {used:.2f} ms of processor time")
+
+
+def _milliseconds(services: Traced, prompt: list[int], pause: float) -> float:
+    """From the call of one request to its token."""
+    time.sleep(pause)
+    marks = dict(services.chain(prompt))
+    return (marks["token here"] - marks["called"]) / 1e6
 
 
 def _usage(services: Traced) -> dict[str, tuple[float, float]]:
     return {who: (sleeps(pid), cpu_ms(pid)) for who, pid in services.pids.items()}
-
-
-def _quartiles(values: list[float]) -> tuple[float, float]:
-    low, _, high = statistics.quantiles(values, n=4)
-    return low, high
 
 
 def traced(options: argparse.Namespace, flags: list[str]) -> None:
@@ -142,7 +136,7 @@ def table(requests: list[list[tuple[str, int]]], marks: list[tuple[int, str]]) -
     """Medians over the requests of each border's first time in the request (the token's: its last)."""
     found: dict[str, list[float]] = {}
     for own in requests:
-        start, end = own[0][1], dict((border, at) for border, at in own)["token here"]
+        start, end = own[0][1], dict(own)["token here"]
         inside = {border: at for at, border in reversed(marks) if start <= at <= end}
         late = {border: at for at, border in marks if start <= at <= end}
         for border in ("token handed out", "token taken"):

@@ -1,9 +1,9 @@
-"""Runs a service with a clock at the borders of its stages: `python -m benchmarks.first_token_marks MODULE ...`.
+"""Runs a service with a clock at the borders of its stages: `python -m benchmarks.first_token_marks MODULE`.
 
-Owns where the clocks are and their file; knows no process but its own. Invariant: a service runs the same code
-with the clocks as without them, and a border that this version of the service does not have is left out.
+Owns where the clocks are and their file; knows no process but its own. Invariant: a service runs the same
+code with the clocks as without them, and a border that this version of the service lacks is left out.
 
-OCTAVO's services are started with `python -m MODULE`; this starts the same module, and at its end writes
+A service is started with `python -m MODULE ...`; this starts the same module, and at its end writes
 [[border, nanoseconds of the monotonic clock], ...] into $FIRST_TOKEN_MARKS/MODULE.json.
 """
 

@@ -140,7 +140,7 @@ class RowAsks:
             if not len(ids):
                 continue
             array = np.asarray(ids, np.int64)
-            if (array.min() < 0 or array.max() >= self._vocab_size):
+            if array.min() < 0 or array.max() >= self._vocab_size:
                 raise PlanError(f"row_setups.{name}", f"an id is not in 0..{self._vocab_size - 1}")
         needed = given.penalises or given.prompt_logprobs >= 0
         if needed and len(setup.prompt_ids) != setup.prompt_len:

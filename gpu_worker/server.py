@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import grpc
@@ -70,6 +71,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         session = await self._open(self._loop, accepted.session_id, outbox)
         yield worker_pb2.RunResponse(accepted=accepted)
         reader = asyncio.create_task(self._read(self._loop, session, request_iterator, outbox))
+        reader.add_done_callback(partial(_pass_on, outbox))
         try:
             while (item := await outbox.get()) is not None:
                 if isinstance(item, Exception):
@@ -149,6 +151,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 outbox.put_nowait(error)
                 return
         loop.finish(session)
+
+
+def _pass_on(outbox: _Outbox, reader: "asyncio.Task[None]") -> None:
+    """What a reader has failed with ends its stream."""
+    error = None if reader.cancelled() else reader.exception()
+    if isinstance(error, Exception):
+        outbox.put_nowait(error)
 
 
 async def _complaint(compiled: "Future[LLMatcher]") -> str:

@@ -1,9 +1,11 @@
 """Two threads: one launches steps in order, one waits for the device and answers.
 
-A plan that comes while nothing is queued, launched or unanswered is launched by the thread that brings it,
-where a launch is short: there is nothing to wait for, so the launching thread need not be woken up. Owns the queue of plans, the session they belong to and the step order; knows no gRPC stream, only a callback
+Owns the queue of plans, the session they belong to and the step order; knows no gRPC stream, only a callback
 to answer with. Invariant: a plan of any session but the newest is neither run nor answered, answers leave in
 step order, after a failed step nothing runs until a new session, and one thread at a time uses the runner.
+
+A plan that finds nothing queued or unanswered is launched by the thread that brings it, where a launch is
+short: nobody has to be woken up for it.
 """
 
 import logging
@@ -165,17 +167,9 @@ class StepLoop:
         step = _Step(session, plan)
         if self._runner.launches_quickly and self._num_entered == self._num_left:
             self._num_entered += 1
-            self._launched.put(self._taken_by_reader(step))
+            self._launched.put(self._taken(step))
         else:
             self._enter(step)
-
-    def _taken_by_reader(self, step: _Step) -> _Launched | _Answered | _Item:
-        """What the launching thread would do; and as when that thread ends, the worker ends."""
-        try:
-            return self._taken(step)
-        except Exception as error:
-            self._poisoned(f"{type(error).__name__} while a step was launched")
-            raise
 
     def _enter(self, item: _Item) -> None:
         self._num_entered += 1

@@ -196,7 +196,8 @@ def _positions(
 def implied_positions(query_lens: Int32Array, context_lens: Int32Array) -> Int32Array:
     """The last query_len positions of each row's context, end to end: int32 [sum(query_lens)]."""
     if len(query_lens) == 1:
-        return np.arange(query_lens[0], dtype=np.int32) + (context_lens - query_lens)
+        positions: Int32Array = np.arange(query_lens[0], dtype=np.int32) + (context_lens - query_lens)
+        return positions
     if len(query_lens) == int(query_lens.sum()):
         return context_lens - 1
     ends = np.cumsum(query_lens, dtype=np.int32)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench_gpu import median_of
+from benchmarks.bench_gpu import StepTimes, median_of, quantile_of
 from benchmarks.gpu_loads import (
     ARITHMETIC,
     BANDWIDTH,
@@ -121,3 +121,25 @@ def test_the_median_of_a_histogram_is_taken_inside_its_bucket() -> None:
     before = {1e-5: 5.0, 2e-5: 5.0, float("inf"): 5.0}
     after = {1e-5: 5.0, 2e-5: 15.0, float("inf"): 15.0}
     assert median_of(before, after) == 15.0
+    assert quantile_of(before, after, 0.9) == 19.0
+    assert quantile_of(before, after | {float("inf"): 35.0}, 0.9) == 20.0
+
+
+def test_what_the_steps_of_a_load_took_is_noted_beside_it() -> None:
+    class Worker:
+        steps = 3
+
+        def histogram(self, name: str) -> tuple[dict[float, float], float]:
+            step = 2e-3 if "forward" in name else 1e-5
+            return {1.0: float(self.steps), float("inf"): float(self.steps)}, self.steps * step
+
+    worker, noted = Worker(), dict[str, object]()
+    steps = StepTimes(worker, noted.__setitem__)
+    worker.steps += 100
+    steps.note("load A", 1)
+    assert noted["load A"] == 1
+    assert noted["load A steps"] == {"steps": 100, "forward_s": 0.2, "gap_s": 0.001, "gap_p99_us": 990_000.0}
+    worker.steps += 10
+    steps.note("decode 32", 2)
+    assert noted["decode 32 steps"]["steps"] == 10  # type: ignore[index]
+    assert list(steps.found) == ["step gap p50 us, 32 rows"]

@@ -61,11 +61,14 @@ async def test_a_plan_that_finds_nothing_unanswered_is_launched_where_it_arrives
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the next one, which comes while that one is unanswered, by the launching thread."""
-    threads, go_on = list[str](), threading.Event()
+    threads, all_launched, go_on = list[str](), asyncio.Event(), threading.Event()
+    events = asyncio.get_running_loop()
     launch, wait = ModelRunner.launch, PendingStep.wait
 
     def launched(runner: ModelRunner, plan: Plan) -> PendingStep:
         threads.append(threading.current_thread().name)
+        if len(threads) == 3:
+            events.call_soon_threadsafe(all_launched.set)
         return launch(runner, plan)
 
     def waited(pending: PendingStep) -> StepOutcome:
@@ -80,27 +83,27 @@ async def test_a_plan_that_finds_nothing_unanswered_is_launched_where_it_arrives
         planner, sequence = HandPlanner(64, 4), HandSequence(2, [5, 6, 7])
         for count in (3, 1, 1):
             await end.send(to_message(planner.plan([(sequence, count)]), 1, EPOCH))
-        while len(threads) < 3:  # the answering thread holds the first
-            await asyncio.sleep(0.001)
+        await all_launched.wait()  # the answering thread holds the first
         go_on.set()
         assert [(await end.result()).step_id for _ in range(3)] == [1, 2, 3]
     assert threads == [threading.main_thread().name, "launcher", "launcher"]
 
 
-async def test_an_error_in_launching_where_a_plan_arrives_ends_the_worker(
+async def test_an_error_in_launching_where_a_plan_arrives_ends_its_stream(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def launched(runner: ModelRunner, plan: Plan) -> PendingStep:
         raise KeyError(7)
 
     monkeypatch.setattr(ModelRunner, "launches_quickly", True)
-    monkeypatch.setattr(ModelRunner, "launch", launched)
     async with live_worker(tiny_llama) as worker:
-        end = await worker.session(1)
-        await end.send(first_plan(1, [5, 6, 7]))
-        while not worker.poisoned:
-            await asyncio.sleep(0.001)
-    assert worker.poisoned == ["KeyError while a step was launched"]
+        with monkeypatch.context() as broken:
+            broken.setattr(ModelRunner, "launch", launched)
+            end = await worker.session(1)
+            await end.send(first_plan(1, [5, 6, 7]))
+            assert await code_of(end.call) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+        again = await worker.session(2)
+        assert len(tokens_of(await again.ask(first_plan(2, [5, 6, 7])))) == 1
 
 
 async def test_before_the_model_is_loaded(tiny_llama: Path) -> None:
