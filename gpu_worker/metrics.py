@@ -62,13 +62,13 @@ class WorkerMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        for operation in OPERATIONS:
-            self._kernels.labels(operation)
+        self._block_moves, self._model, self._sample = map(self._kernels.labels, OPERATIONS)
         self._steps = Counter(
             "octavo_worker_steps_total", "Steps answered, by outcome.", ["outcome"], registry=self.registry
         )
         for outcome in OUTCOMES:
             self._steps.labels(outcome)
+        self._ok = self._steps.labels("ok")
         self._replays = Counter(
             "octavo_worker_graph_replays_total",
             "Steps that ran as one CUDA graph; the others were launched operation by operation.",
@@ -101,16 +101,18 @@ class WorkerMetrics:
 
     def step_done(self, outcome: StepOutcome) -> None:
         """One step answered with tokens."""
-        self._steps.labels("ok").inc()
-        self._replays.inc(outcome.replayed)
-        barred = len(outcome.barred_rows.intersection(outcome.failed_rows))
-        self._failed_rows.labels("grammar_failed").inc(barred)
-        self._failed_rows.labels("non_finite_logits").inc(len(outcome.failed_rows) - barred)
+        self._ok.inc()
+        if outcome.replayed:
+            self._replays.inc()
+        if outcome.failed_rows:
+            barred = len(outcome.barred_rows.intersection(outcome.failed_rows))
+            self._failed_rows.labels("grammar_failed").inc(barred)
+            self._failed_rows.labels("non_finite_logits").inc(len(outcome.failed_rows) - barred)
         self._forward.observe(outcome.forward_seconds)
         self._gap.observe(outcome.gap_seconds)
-        self._kernels.labels("block_moves").observe(outcome.block_move_seconds)
-        self._kernels.labels("model").observe(outcome.forward_seconds - outcome.sample_seconds)
-        self._kernels.labels("sample").observe(outcome.sample_seconds)
+        self._block_moves.observe(outcome.block_move_seconds)
+        self._model.observe(outcome.forward_seconds - outcome.sample_seconds)
+        self._sample.observe(outcome.sample_seconds)
 
     def step_failed(self, outcome: str) -> None:
         """One step answered with a failure; outcome is one of OUTCOMES."""

@@ -156,13 +156,11 @@ def decode_result(message: worker_pb2.StepResult, plan: StepPlan, vocab_size: in
     oddities: list[str] = []
     failed = _failed_rows(message, plan, oddities)
     tokens = _tokens(message, plan, oddities)
-    outside = tokens < 0
-    if vocab_size:
-        outside = outside | (tokens >= vocab_size)
     failure_reason, failure = _failure(message)
     if failure is not None:
         tokens = np.full(plan.sample_rows.size, -1, np.int32)
-    elif outside.any():
+    elif tokens.size and int(tokens.view(np.uint32).max()) >= (vocab_size or 1 << 31):  # below 0 is far above
+        outside = (tokens < 0) | (tokens >= vocab_size if vocab_size else False)
         for row in plan.sample_rows[outside].tolist():
             if row not in failed:
                 failed[row] = "INVALID_TOKEN"

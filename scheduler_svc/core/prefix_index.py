@@ -54,7 +54,7 @@ class PrefixIndex:
         """[m] the blocks that hold the longest findable prefix of a chain. keys: [n, 2]; tokens: [n,
         block_size].
         """
-        if not len(keys):
+        if not len(keys) or self._first_with(keys[:1])[0] == self._end:  # most new prompts begin as no other
             return _NO_BLOCKS
         found = self._first_with(keys)
         parents = np.empty(len(keys), np.int64)
