@@ -16,7 +16,11 @@ try:
 except grpc.RpcError as error:
     print(error.code().name)
 """
-ORDER = "import sys, {module}; names = list(sys.modules); print(names.index('octavo.polling') < names.index('grpc'))"
+ORDER = """
+import sys, {module}
+names = list(sys.modules)
+print(names.index("octavo.polling") < names.index("grpc"))
+"""
 
 
 def run(code: str, **variables: str) -> tuple[str, str]:
