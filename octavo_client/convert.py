@@ -305,16 +305,12 @@ def _why_not(name: str, value: object, where: str = "") -> str:
 
 def _extend(target: Any, values: Sequence[object], name: str) -> None:
     if not len(values):
-        return  # extending by nothing would set the message that the field is in
+        return  # extending by nothing would set the field's message
     try:
         target.extend(values)
+        return
     except (ValueError, TypeError, OverflowError):
         del target[:]
-        _extend_one_by_one(target, values, name)
-
-
-def _extend_one_by_one(target: Any, values: Sequence[object], name: str) -> None:
-    """Names the first value that does not fit."""
     for position, value in enumerate(values):
         try:
             target.append(value)

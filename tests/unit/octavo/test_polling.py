@@ -41,7 +41,11 @@ def test_grpc_knows_the_experiments_by_these_names() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["gpu_worker.__main__", "scheduler_svc.__main__, scheduler_svc.app", "gateway.__main__, gateway.server"],
+    [
+        "gpu_worker.__main__, gpu_worker.life",
+        "scheduler_svc.__main__, scheduler_svc.app",
+        "gateway.__main__, gateway.server",
+    ],
 )
 def test_a_service_chooses_before_grpc_looks(module: str) -> None:
     assert run(ORDER.format(module=module)) == ("True", "")
