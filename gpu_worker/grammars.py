@@ -102,7 +102,14 @@ class GrammarCompiler:
             del self._known[next(grammar for grammar in self._known if grammar not in self._holders)]
 
     def _compile(self, grammar: str) -> LLMatcher:
-        return LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        """A matcher at its beginning, or one in error where the first steps could not be taken."""
+        matcher = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        ahead = matcher.deep_copy()
+        ahead.compute_bitmask()
+        forced = ahead.compute_ff_tokens()
+        if forced and not ahead.is_error():
+            ahead.consume_tokens(forced)
+        return ahead if ahead.is_error() else matcher
 
 
 def _read_tokenizer(path: Path, vocab_size: int, eos_ids: list[int]) -> LLTokenizer:
@@ -121,6 +128,7 @@ class _Row:
     compiled: "Future[LLMatcher] | None"
     history: list[int]
     matcher: LLMatcher | None = None
+    failed: bool = False
 
     def ready(self) -> LLMatcher | None:
         """The matcher after all tokens so far; None when it cannot go on. May wait for the compilation."""
@@ -130,11 +138,23 @@ class _Row:
             if error is None:
                 self.matcher = compiled.result().deep_copy()
             else:
+                self.failed = True
                 _log.error("a grammar could not be compiled", exc_info=error)
         for token in self.history:
             self.take(token)
         self.history.clear()
-        return None if self.matcher is None or self.matcher.is_error() else self.matcher
+        return None if self.matcher is None or self.has_failed() else self.matcher
+
+    def has_failed(self) -> bool:
+        """Whether the matcher cannot go on; the first time, the log has the reason."""
+        if self.matcher is None or not self.matcher.is_error():
+            return False
+        if not self.failed:
+            self.failed = True
+            _log.warning(
+                "a row fails, its grammar cannot go on: %s", " ".join(self.matcher.get_error().split())
+            )
+        return True
 
     def take(self, token: int) -> None:
         """One token more. What comes after the end (an EOS id again, an overshoot) is no matter of the
@@ -176,15 +196,16 @@ class Grammars:
         Waits for the tokens of the steps before, which no other call of a launch does.
         """
         self._catch_up()
-        matchers = [self._rows[row].ready() for row in rows]
+        states = [self._rows[row] for row in rows]
+        matchers = [state.ready() for state in states]
         at_work = [(matcher, place) for place, matcher in enumerate(matchers) if matcher is not None]
         width = self._compiler.width if at_work and self._compiler is not None else self._width
         found = np.zeros((len(rows), width), np.int32)
         if at_work:
             self._executor = self._executor or LLExecutor(min(_MOST_THREADS, os.cpu_count() or 1))
             masks_of.fill_next_token_bitmask_par(self._executor, at_work, found)
-        for matcher, place in at_work:
-            if matcher.is_error():
+        for _, place in at_work:
+            if states[place].has_failed():
                 found[place] = 0
         return found[:, : self._width]
 

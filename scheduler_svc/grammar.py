@@ -1,17 +1,20 @@
 """Constrained output: from a request's response_format to the grammar that the worker compiles.
 
-Owns the check of a grammar and its translation; knows neither tokenizer nor worker. Invariant: a grammar that
-leaves this module is within the limits of octavo.grammars, so that the worker can compile it.
+Owns the check of a grammar and its translation; knows no worker, and of a tokenizer its special tokens.
+Invariant: a grammar that leaves this module is within the limits of octavo.grammars, so that the worker can
+compile it, and its first steps are too.
 """
 
 import json
+from dataclasses import dataclass
 from functools import lru_cache
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from octavo.errors import InvalidArgument
 from octavo.grammars import LIMITS
+from scheduler_svc.gbnf import lark_of
+from scheduler_svc.grammar_walk import complaint_of
 
 _SHOWN = 200
 """Characters of a complaint that a client is told."""
@@ -20,8 +23,16 @@ _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 "x-guidance" goes before."""
 
 
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a grammar can name of a tokenizer: ids below size, and special tokens by (id, text)."""
+
+    size: int = 0
+    special: tuple[tuple[int, str], ...] = ()
+
+
 @lru_cache(maxsize=64)
-def grammar_of(kind: str, text: str) -> str:
+def grammar_of(kind: str, text: str, vocabulary: Vocabulary = Vocabulary()) -> str:
     """The grammar of a json_schema, a regex or an ebnf (GBNF, or Lark as llguidance reads it).
 
     Takes up to tenths of a second: belongs in a thread. Raises InvalidArgument (INVALID_GRAMMAR), naming the
@@ -30,35 +41,46 @@ def grammar_of(kind: str, text: str) -> str:
     field = f"response_format.{kind}"
     try:
         grammar = _translated(kind, text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise _invalid(field, "is nested too deep") from None
+    except ValueError as error:
         raise _invalid(field, str(error)) from None
-    failed, complaints = LLMatcher.validate_grammar_with_warnings(
-        grammar, None, limits=LLParserLimits(**LIMITS)
-    )
+    limits, (tokenizer, byte_ids) = LLParserLimits(**LIMITS), _bytes(vocabulary)
+    failed, complaints = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=limits)
     if failed:
         raise _invalid(field, complaints[0])
-    stuck = _cannot_begin(grammar)
-    if stuck:
-        raise _invalid(field, stuck)
+    why = complaint_of(LLMatcher(tokenizer, grammar, log_level=0, limits=limits), byte_ids, len(text))
+    if why:
+        raise _invalid(field, why)
     return grammar
 
 
-def _cannot_begin(grammar: str) -> str:
-    """Why neither a first byte nor the end is allowed, so that every token of any model would be barred;
-    empty when one is.
-    """
-    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
-    matcher.compute_bitmask()
-    if not matcher.is_error():
-        return ""
-    why = matcher.get_error()
-    return "no text fits the grammar" if why.startswith("NoExtension") else why
+class _Bytes:
+    """A tokenizer whose tokens are the single bytes, and the special tokens at their ids."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        special = dict(vocabulary.special)
+        size = max(vocabulary.size, 258 + max(special, default=-1))
+        self.tokens = [b""] * size
+        self.special_token_ids = sorted(special)
+        free = [token_id for token_id in range(size) if token_id not in special]
+        self.ids = free[:256]
+        self.eos_token_id = free[256]
+        for token_id, text in special.items():
+            self.tokens[token_id] = text.encode()
+        for byte, token_id in enumerate(self.ids):
+            self.tokens[token_id] = bytes([byte])
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self.ids[byte] for byte in text]
 
 
-@lru_cache(maxsize=1)
-def _bytes() -> LLTokenizer:
-    """A tokenizer whose tokens are the single bytes."""
-    return LLTokenizer("byte")
+@lru_cache(maxsize=2)
+def _bytes(vocabulary: Vocabulary) -> tuple[LLTokenizer, list[int]]:
+    made = _Bytes(vocabulary)
+    return LLTokenizer(TokenizerWrapper(made)), made.ids
 
 
 def _translated(kind: str, text: str) -> str:
@@ -69,17 +91,9 @@ def _translated(kind: str, text: str) -> str:
         return LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)  # type: ignore[arg-type]
     if kind == "regex":
         return LLMatcher.grammar_from_regex(text)
-    return LLMatcher.grammar_from_lark(_lark_of(text) if "::=" in text else text)
-
-
-def _lark_of(gbnf: str) -> str:
-    """Raises ValueError for whatever the converter raises, which is mostly a bare Exception."""
-    try:
-        return any_to_lark(gbnf)
-    except Exception as error:  # noqa: BLE001
-        raise ValueError(str(error)) from None
+    return LLMatcher.grammar_from_lark(lark_of(text) if "::=" in text else text)
 
 
 def _invalid(field: str, why: str) -> InvalidArgument:
-    line = " ".join(why.split())[:_SHOWN]
+    line = " ".join(why.replace("<non-verbose/>", "").split())[:_SHOWN]
     return InvalidArgument(f"{field}: {line or 'is empty'}", reason="INVALID_GRAMMAR", field=field)

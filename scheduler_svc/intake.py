@@ -20,7 +20,7 @@ from octavo.errors import FailedPrecondition, OctavoError, Unavailable
 from octavo.v1 import inference_pb2
 from scheduler_svc.core.plan import NewRequest, SamplingParams, SeqId
 from scheduler_svc.engine import Engine
-from scheduler_svc.grammar import grammar_of
+from scheduler_svc.grammar import Vocabulary, grammar_of
 from scheduler_svc.grammar_holds import GrammarHolds
 from scheduler_svc.limits import (
     ChatPrompt,
@@ -199,7 +199,8 @@ class Intake:
                 reason="NO_EOS_TOKEN",
                 field=f"response_format.{kind}",
             )
-        return await self._in_thread(grammar_of, kind, text)
+        size = max(self._text.vocab_size, worker.vocab_size)
+        return await self._in_thread(grammar_of, kind, text, Vocabulary(size, self._text.special_tokens))
 
     async def _hold(self, grammar: str, checked: CheckedRequest, arrival: float) -> None:
         """Waits for the worker to compile a grammar, beside the steps of others, as part of the queueing."""

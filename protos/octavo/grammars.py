@@ -7,7 +7,7 @@ the same ones, so that a grammar which passed the check is compiled too.
 from typing import Any
 
 LIMITS: dict[str, Any] = {
-    "max_items_in_row": 2000,
+    "max_items_in_row": 8000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 10_000,

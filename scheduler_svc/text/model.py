@@ -33,6 +33,12 @@ class TextModel:
         self.sampling = folder.sampling
         """What generation_config.json says about sampling; applied only when somebody asks for it."""
         self.eos_token_ids = folder.eos_token_ids
+        self.special_tokens = tuple(
+            (token_id, token.content)
+            for token_id, token in sorted(tokenizer.get_added_tokens_decoder().items())
+            if token.special
+        )
+        """(id, text) of those that a grammar can name."""
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property

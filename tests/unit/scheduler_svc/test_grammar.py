@@ -4,11 +4,14 @@ import json
 import random
 
 import pytest
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from octavo.errors import InvalidArgument
-from scheduler_svc.grammar import grammar_of
+from octavo.grammars import LIMITS
+from scheduler_svc.grammar import Vocabulary, grammar_of
 from tests.fixtures.schemas import draw_schema
 
+LIMIT = LLParserLimits(**LIMITS)
 GOOD = {
     "json_schema": [json.dumps(draw_schema(seed)) for seed in range(10)] + ["{}", '{"type": "object"}'],
     "regex": ["[a-z]+", "(ja|nein)", "\\d{3}", ""],
@@ -19,6 +22,10 @@ AMBIGUOUS = "start: a0\n" + "\n".join(
     f'a{n}: "x"? | a{(n + 1) % 1500} a{(n + 2) % 1500}' for n in range(1500)
 )
 """Any of 1,500 rules may begin with any other: a step over it took seconds."""
+
+
+def many_properties(count: int) -> str:
+    return json.dumps({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}})
 
 
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in GOOD.items() for text in texts])
@@ -60,11 +67,91 @@ def test_a_bad_one_is_refused_with_its_field_and_the_reason_in_one_line(
         ("ebnf", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
         ("json_schema", "[" * 60_000),
         ("ebnf", AMBIGUOUS),
+        ("json_schema", many_properties(2500)),
+        ("json_schema", json.dumps({"type": "array", "items": json.loads(many_properties(2500))})),
     ],
 )
 def test_a_grammar_too_large_to_compile_is_refused(kind: str, text: str) -> None:
     with pytest.raises(InvalidArgument, match=f"response_format.{kind}"):
         grammar_of(kind, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"$ref": "#"}', "no text fits the grammar"),
+        (
+            '{"type": "object", "properties": {"child": {"$ref": "#"}}, "required": ["child"]}',
+            "no text fits the grammar: what it demands never ends",
+        ),
+        (many_properties(2500), "is too large for a step: "),
+        ("[" * 60_000, "is nested too deep"),
+    ],
+)
+def test_what_would_fail_in_a_step_fails_at_the_check(text: str, why: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        grammar_of("json_schema", text)
+    assert why in refused.value.message
+    assert "<non-verbose/>" not in refused.value.message
+    assert "recursion" not in refused.value.message
+
+
+def test_large_but_possible_schemas_pass() -> None:
+    """900 properties, 60,000 characters that are all demanded, and one that may hold itself."""
+    tree = '{"type": "object", "properties": {"child": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}'
+    for text in (many_properties(900), json.dumps({"const": "a" * 60_000}), tree):
+        matcher = LLMatcher(LLTokenizer("byte"), grammar_of("json_schema", text), limits=LIMIT, log_level=0)
+        for byte in b'{"' if "object" in text else b'"a':
+            matcher.compute_bitmask()
+            assert matcher.consume_token(byte), matcher.get_error()
+
+
+@pytest.mark.parametrize(
+    ("gbnf", "wanted"),
+    [
+        (r'root ::= "\u0041b"', "Ab"),
+        (r'root ::= "\u00e9\u4e2d"', "é中"),
+        (r'root ::= "\U0001F600"', "😀"),
+        (r'root ::= "\\u0041"', r"\u0041"),
+        (r'root ::= "\u0022\u005c\u000a"', '"\\\n'),
+        (r"root ::= [\u005d-\u005d]", "]"),
+        (r'root ::= "(((" # (((', "((("),
+        ("root ::= " + "(" * 100 + '"a"' + ")" * 100, "a"),
+    ],
+)
+def test_an_escape_of_gbnf_is_its_code_point(gbnf: str, wanted: str) -> None:
+    matcher = LLMatcher(LLTokenizer("byte"), grammar_of("ebnf", gbnf), log_level=0)
+    assert matcher.consume_tokens(list(wanted.encode())), matcher.get_error()
+    assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("gbnf", "why"),
+    [
+        (r'root ::= "\ud800"', r"\ud800 is no character"),
+        (r'root ::= "\U00110000"', r"\U00110000 is no character"),
+        ("root ::= " + "(" * 101 + '"a"' + ")" * 101, "parentheses are nested more than 100 deep, the limit"),
+        ("root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000, "parentheses are nested more than 100 deep"),
+    ],
+)
+def test_what_gbnf_cannot_say_is_plain(gbnf: str, why: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        grammar_of("ebnf", gbnf)
+    assert refused.value.message.startswith(f"response_format.ebnf: {why}")
+
+
+VOCABULARY = Vocabulary(400, ((0, "<|end|>"), (7, "<|turn|>")))
+
+
+@pytest.mark.parametrize("lark", ['start: <|turn|> "a"', 'start: "a" <[7]>', "start: <[300-399]>"])
+def test_a_grammar_names_the_model_s_own_special_tokens(lark: str) -> None:
+    assert grammar_of("ebnf", lark, VOCABULARY)
+
+
+@pytest.mark.parametrize("lark", ["start: <|other|>", "start: <[400]>", "start: <|assistant|>"])
+def test_one_that_the_model_has_not_is_refused(lark: str) -> None:
+    with pytest.raises(InvalidArgument):
+        grammar_of("ebnf", lark, VOCABULARY)
 
 
 def test_damaged_grammars_raise_nothing_but_refusals() -> None:

@@ -200,7 +200,7 @@ AMBIGUOUS = LLMatcher.grammar_from_lark("start: s\ns: " + " | ".join("s " * i + 
 
 
 def test_a_grammar_that_runs_out_of_work_in_a_step_fails_its_row_with_a_reason_of_its_own(
-    runner: ModelRunner,
+    runner: ModelRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [HandSequence(0, [3, 4, 5]), HandSequence(1, [3, 4, 5], under(AMBIGUOUS, bias_ids=eos_ids(runner),
             bias_values=tuple(-100.0 for _ in eos_ids(runner))))]  # fmt: skip
@@ -215,6 +215,12 @@ def test_a_grammar_that_runs_out_of_work_in_a_step_fails_its_row_with_a_reason_o
     assert (outcome.failed_rows, outcome.barred_rows) == ((1,), {1})
     assert len(rows[1].outputs) > 1, "it runs out only after some tokens"
     assert outcome.token_ids[0] >= 0
+    for row in rows:
+        row.tokens.append(20)
+    runner.launch(planner.plan(work)).wait()  # a step that was in flight already
+    said = [record.message for record in caplog.records if "cannot go on" in record.message]
+    assert len(said) == 1, said
+    assert "Current row has" in said[0]
 
 
 def test_a_held_grammar_is_compiled_once_and_kept_while_others_come_and_go(folder: Path) -> None:

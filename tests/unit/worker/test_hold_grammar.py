@@ -85,6 +85,20 @@ async def test_a_grammar_that_cannot_be_followed_is_named(tiny_llama: Path, comp
         assert "no tokenizer" in (await hold(bare, DIGITS).read()).error
 
 
+async def test_a_grammar_whose_first_step_cannot_be_taken_is_named(
+    tiny_llama: Path, compiler: GatedCompiler
+) -> None:
+    """With the model's own tokens, which may reach further than a check by bytes."""
+    schema = '{"type": "object", "properties": {"child": {"$ref": "#"}}, "required": ["child"]}'
+    endless = LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False})  # type: ignore[arg-type]
+    nothing = LLMatcher.grammar_from_lark("start: start")
+    compiler.gate.set()
+    async with live_worker(tiny_llama, grammars=compiler) as worker:
+        assert "Too many items" in (await hold(worker, endless).read()).error
+        assert "NoExtension" in (await hold(worker, nothing).read()).error
+        assert (await hold(worker, DIGITS).read()).error == ""
+
+
 async def test_more_than_may_be_held_is_refused_until_some_is_released(
     tiny_llama: Path, compiler: GatedCompiler
 ) -> None:
