@@ -16,7 +16,7 @@ from gpu_worker.loading import examine, load
 from gpu_worker.model_runner import ModelRunner
 from paged_kernels import dispatch, fp8_pool, torch_impl
 from paged_kernels.dispatch import Kernels
-from paged_kernels.testing import Batch, Shape, gpu_fp8_cases, judge, make_batch
+from paged_kernels.testing import GPU_HEAD_DIMS, Batch, Shape, gpu_fp8_cases, judge, make_batch
 from tests.fixtures.graph_cases import SHAPES, all_outputs, tiny_folder
 from tests.fixtures.hand_plans import HandPlanner, HandSequence, run
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
@@ -30,24 +30,25 @@ pytestmark = [
 ]
 DRAWN = (120, 196)
 """Shapes, and the seed that draws them."""
-PARTS = 3
-"""Of the drawn shapes, for processes beside each other."""
 SIZES = {"max_batch_tokens": 40, "max_batch_seqs": 6, "max_model_len": 64}
 
 
-def drawn(part: int) -> Iterator[tuple[Kernels, Batch]]:
-    for shape, dtype, seed in gpu_fp8_cases(*DRAWN)[part::PARTS]:
+def drawn(head_dim: int | None) -> Iterator[tuple[Kernels, Batch]]:
+    for shape, dtype, seed in gpu_fp8_cases(*DRAWN):
+        if (shape.head_dim if shape.head_dim in GPU_HEAD_DIMS else None) != head_dim:
+            continue
         size = shape.block_size
         kernels = dispatch.select("triton", "cuda", dtype, shape.head_dim, size, pool_dtype=fp8_pool.DTYPE)
         yield kernels, make_batch(shape, dtype, "cuda", seed, fp8=True)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_drawn_shapes(part: int) -> None:
-    compile_for(drawn(part))
+@pytest.mark.parametrize("head_dim", [*GPU_HEAD_DIMS, None])
+def test_drawn_shapes(head_dim: int | None) -> None:
+    """Of one head_dim, None: of odd ones. Each of them compiles kernels of its own."""
+    compile_for(drawn(head_dim))
     wrong = [
         f"{batch.query.dtype} {batch.shape}: {text}"
-        for kernels, batch in drawn(part)
+        for kernels, batch in drawn(head_dim)
         for text in judge(kernels, batch).wrong
     ]
     assert not wrong

@@ -11,7 +11,7 @@ import torch
 
 from paged_kernels import dispatch, torch_impl
 from paged_kernels.dispatch import Kernels
-from paged_kernels.testing import Batch, Shape, gpu_cases, judge, make_batch
+from paged_kernels.testing import GPU_HEAD_DIMS, Batch, Shape, gpu_cases, judge, make_batch
 from tests.gpu.compiled_first import compile_for
 
 pytestmark = [
@@ -21,22 +21,23 @@ pytestmark = [
 ]
 DRAWN = (200, 2)
 """Shapes, and the seed that draws them."""
-PARTS = 4
-"""Of the drawn shapes, for processes beside each other."""
 
 
-def drawn(part: int) -> Iterator[tuple[Kernels, Batch]]:
-    for shape, dtype, seed in gpu_cases(*DRAWN)[part::PARTS]:
+def drawn(head_dim: int | None) -> Iterator[tuple[Kernels, Batch]]:
+    for shape, dtype, seed in gpu_cases(*DRAWN):
+        if (shape.head_dim if shape.head_dim in GPU_HEAD_DIMS else None) != head_dim:
+            continue
         kernels = dispatch.select("triton", "cuda", dtype, shape.head_dim, shape.block_size)
         yield kernels, make_batch(shape, dtype, "cuda", seed)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_200_drawn_shapes(part: int) -> None:
-    compile_for(drawn(part))
+@pytest.mark.parametrize("head_dim", [*GPU_HEAD_DIMS, None])
+def test_200_drawn_shapes(head_dim: int | None) -> None:
+    """Of one head_dim, None: of odd ones. Each of them compiles kernels of its own."""
+    compile_for(drawn(head_dim))
     wrong = [
         f"{batch.query.dtype} {batch.shape}: {text}"
-        for kernels, batch in drawn(part)
+        for kernels, batch in drawn(head_dim)
         for text in judge(kernels, batch).wrong
     ]
     assert not wrong
