@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from octavo_client.constraints import CONSTRAINTS, constraint_of
 from octavo_client.errors import InvalidArgument, OctavoError
 from octavo_client.types import (
     Delta,
@@ -27,7 +28,8 @@ _PROMPTS = ("prompt", "messages", "token_ids")
 
 def parse_request(line: str, defaults: GenerateOptions, request_id: str) -> Request:
     """The request of one line: a JSON string is a prompt; an object has prompt, messages or token_ids,
-    perhaps request_id, and any fields of GenerateOptions. Raises InvalidArgument.
+    perhaps request_id, any fields of GenerateOptions, and a constraint as over HTTP. Raises
+    InvalidArgument.
     """
     try:
         value = json.loads(line)
@@ -37,11 +39,12 @@ def parse_request(line: str, defaults: GenerateOptions, request_id: str) -> Requ
         return Request(prompt=value, options=defaults, request_id=request_id)
     if not isinstance(value, dict):
         raise InvalidArgument(f"expected an object or a string, got {type(value).__name__}", field="line")
-    unknown = sorted(set(value) - _OPTIONS - set(_PROMPTS) - {"request_id"})
+    unknown = sorted(set(value) - _OPTIONS - set(_PROMPTS) - {"request_id", *CONSTRAINTS})
     if unknown:
         raise InvalidArgument(f"unknown field {unknown[0]!r}", field=unknown[0])
     prompts: dict[str, Any] = {name: _checked_prompt(name, value[name]) for name in _PROMPTS if name in value}
     given = {name: value[name] for name in _OPTIONS & set(value)}
+    given |= constraint_of({name: value[name] for name in CONSTRAINTS if value.get(name) is not None}, given)
     if "logit_bias" in given:
         given["logit_bias"] = _bias(given["logit_bias"])
     for name in ("stop", "stop_token_ids"):

@@ -62,6 +62,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         'A line is a JSON string, or an object with one of "prompt", "messages" and "token_ids", perhaps '
         '"request_id", and any sampling option by its name, as in {"prompt": "Once", "max_tokens": 8}. '
+        'What the answer must match: "json_schema" (an object, or its text), "regex" or "ebnf" (GBNF or '
+        'Lark); or as over HTTP "response_format" ({"type": "json_object"} or {"type": "json_schema", '
+        '"json_schema": {"schema": {...}}}) or "structured_outputs" ({"json": {...}}, {"regex": ...} or '
+        '{"grammar": ...}). '
         "Answers come in the order they end; `line` is the input's number. Exit code 1 when any line failed."
     )
 

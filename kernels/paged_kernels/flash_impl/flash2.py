@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paged_kernels import contracts
+from paged_kernels.flash_impl.outputs import given_or
 from paged_kernels.flash_impl.packages import Flash2Calls
 
 
@@ -97,8 +98,3 @@ def running_sum(lengths: Tensor) -> Tensor:
     sums = lengths.new_zeros(lengths.shape[0] + 1)
     torch.cumsum(lengths, 0, dtype=torch.int32, out=sums[1:])
     return sums
-
-
-def given_or(out: Tensor | None, result: Tensor) -> Tensor:
-    """The result, copied into `out` where one was given: the packages have no such argument."""
-    return result if out is None else out.copy_(result)

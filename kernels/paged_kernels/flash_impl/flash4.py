@@ -7,7 +7,7 @@ of a batch is part of what is compiled, so that a kernel serves every step and c
 from torch import Tensor
 
 from paged_kernels import contracts
-from paged_kernels.flash_impl.flash2 import given_or
+from paged_kernels.flash_impl.outputs import given_or
 from paged_kernels.flash_impl.packages import PackageCall
 
 
