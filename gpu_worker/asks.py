@@ -1,4 +1,4 @@
-"""What single rows ask beyond greedy and temperature: filters, changed logits, log-probabilities.
+"""What single rows ask beyond a draw from their own logits: changed logits, grammars, log-probabilities.
 
 Owns the host's flags of each row and the checks of what a set-up asks for; knows no device. Invariant: a step
 in which no row asks for anything costs one look at a flag array for each question.
@@ -40,7 +40,6 @@ class RowAsks:
         self._vocab_size = vocab_size
         self.logprobs = np.full(max_rows, -1, np.int32)
         self.anybody = False
-        self._filtered = np.zeros(max_rows, np.bool_)
         self._adjusted = np.zeros(max_rows, np.bool_)
         self._adjusted_until = np.zeros(max_rows, np.int64)  # output position; meaningful while _adjusted
         self._constrained = np.zeros(max_rows, np.bool_)
@@ -51,8 +50,6 @@ class RowAsks:
         given, row = setup.sampling, setup.row
         _check_numbers(given)
         self._check_ids(setup)
-        filters = given.top_p < 1 or given.min_p > 0 or given.top_k > 0
-        self._filtered[row] = filters and given.temperature > 0
         self._adjusted[row] = given.adjusts
         lasts = given.penalises or given.bias_ids
         self._adjusted_until[row] = _FOR_EVER if lasts else given.min_tokens
@@ -63,7 +60,7 @@ class RowAsks:
             self._prompts[row] = (given.prompt_logprobs, setup.prompt_ids)
 
     def release(self, rows: Int32Array) -> None:
-        self._filtered[rows] = self._adjusted[rows] = self._constrained[rows] = False
+        self._adjusted[rows] = self._constrained[rows] = False
         self.logprobs[rows] = -1
         self.anybody = self.anybody and self._anybody()
         if self._prompts:
@@ -71,13 +68,13 @@ class RowAsks:
                 self._prompts.pop(row, None)
 
     def clear(self) -> None:
-        self._filtered[:] = self._adjusted[:] = self._constrained[:] = False
+        self._adjusted[:] = self._constrained[:] = False
         self.logprobs[:] = -1
         self.anybody = False
         self._prompts.clear()
 
     def _anybody(self) -> bool:
-        flags = self._filtered | self._adjusted | self._constrained | (self.logprobs >= 0)
+        flags = self._adjusted | self._constrained | (self.logprobs >= 0)
         return bool(flags.any())
 
     def constrained(self, rows: Int32Array) -> npt.NDArray[np.int64]:
@@ -95,12 +92,6 @@ class RowAsks:
         if not flags.any():
             return _NONE
         return np.flatnonzero(flags & (output_positions < self._adjusted_until[rows]))
-
-    def special(self, rows: Int32Array, output_positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Places among the samples that are drawn by more than greedy or temperature."""
-        flags = self._filtered[rows]
-        flags[self.changed(rows, output_positions)] = True
-        return np.flatnonzero(flags)
 
     def with_logprobs(self, rows: Int32Array) -> npt.NDArray[np.int64]:
         """Places among the samples whose log-probabilities are asked for."""

@@ -155,6 +155,7 @@ class GraphRunner:
         fused.draw_tokens(
             logits,
             inputs["temperatures"],
+            inputs["filters"],
             inputs["seeds"],
             inputs["output_positions"],
             inputs["sample_rows"],

@@ -75,11 +75,11 @@ class SampleStage:
         return self._drawn(plan, logits, tokens, barred)
 
     def draw_rest(self, plan: Plan, logits: Tensor, tokens: Tensor) -> Drawn:
-        """Draws what a graph cannot: its own tokens [S] int32 stand for greedy and temperature alone."""
+        """Draws what a graph cannot: its tokens [S] int32 stand where a row's own logits are drawn from."""
         asks, barred = self._table.asks, frozenset[int]()
         if not asks.anybody:
             return Drawn(self._device.download(tokens), None)
-        places = asks.special(plan.sample_rows, self._table.output_positions(plan))
+        places = asks.changed(plan.sample_rows, self._table.output_positions(plan))
         if len(places):
             tokens, barred = self._draw_again(plan, logits, tokens, places)
             rows = self._device.upload(plan.sample_rows[places]).long()

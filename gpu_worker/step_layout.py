@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, float32, int64
+from torch import Tensor, float32, float64, int64
 
 from gpu_worker.rows import RowTable
 from gpu_worker.wire import Int32Array, Plan
@@ -31,7 +31,8 @@ class Bucket:
 class StepLayout:
     """Offsets of a bucket's arrays, in int32 units.
 
-    T tokens, R rows, R samples, T table entries. seeds [R] int64; temperatures [R] float32; else int32.
+    T tokens, R rows, R samples, T table entries. seeds [R] int64; temperatures [R] float32; filters [R, 3]
+    float64: top_p, min_p, top_k; else int32.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -39,6 +40,7 @@ class StepLayout:
         self.bucket = bucket
         self._lengths = {
             "seeds": 2 * rows,
+            "filters": 6 * rows,
             "input_ids": tokens,
             "positions": tokens,
             "slot_mapping": tokens,
@@ -68,6 +70,7 @@ class StepLayout:
         return views | {
             "seeds": views["seeds"].view(int64),
             "temperatures": views["temperatures"].view(float32),
+            "filters": views["filters"].view(float64).view(-1, 3),
         }
 
     def write(self, packed: Int32Array, plan: Plan, table: RowTable, null_block: int) -> None:
@@ -93,7 +96,9 @@ class StepLayout:
         self._put(packed, "sample_rows", samples, scratch)
         contexts = plan.positions[plan.sample_positions] + 1
         self._put(packed, "output_positions", contexts - table.prompt_lens[samples], 0)
-        self._put(packed, "temperatures", table.sampling[samples, 0].astype(np.float32).view(np.int32), 0)
+        sampling = table.sampling[samples]
+        self._put(packed, "temperatures", sampling[:, 0].astype(np.float32).view(np.int32), 0)
+        self._put(packed, "filters", sampling[:, 1:].reshape(-1).view(np.int32), 0)
         self._put(packed, "seeds", table.seeds[samples].view(np.int32), 0)
 
     def write_padding(self, packed: Int32Array, table: RowTable, null_block: int) -> None:

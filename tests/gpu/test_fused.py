@@ -9,7 +9,8 @@ import torch
 from paged_kernels.testing import relative_error
 from paged_kernels.triton_impl import fused_linear
 from tests.fixtures.expert_cases import expert_errors
-from tests.fixtures.fused_cases import fused_errors, sampling_mismatches, step_input_mismatches
+from tests.fixtures.fused_cases import fused_errors, step_input_mismatches
+from tests.fixtures.sampling_cases import filter_mismatches, sampling_mismatches
 from tests.fixtures.split_cases import split_errors
 from tests.gpu.compiled_first import compiled_first
 
@@ -74,6 +75,12 @@ def test_chosen_products_equal_float64(tokens: int) -> None:
 @pytest.mark.parametrize("vocab", [151936, 50257, 384])
 def test_drawn_tokens_are_the_reference_sampler_s(vocab: int) -> None:
     assert sampling_mismatches("cuda", samples=70, vocab=vocab) == []
+
+
+@pytest.mark.parametrize("vocab", [151936, 50257, 49152, 384])
+def test_filtered_tokens_are_the_reference_sampler_s(vocab: int) -> None:
+    for seed in range(6):
+        assert filter_mismatches("cuda", samples=100, vocab=vocab, seed=seed) == []
 
 
 def test_step_inputs() -> None:

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, misc, untyped-decorator, no-any-return"
-"""Greedy and temperature sampling in two kernels, without sorting and without a float copy of the logits.
+"""Sampling in two kernels, without sorting and without a float copy of the logits.
 
 Owns the kernels and the counter-based random numbers on the device; knows no row's history. Invariant: a
-token depends on its logits, its temperature and the pair (seed, output position) only, and is the token of
-the reference in float64.
+token depends on its logits, its temperature and filters and the pair (seed, output position) only, and is
+the token of the reference in float64.
 """
 
 import torch
@@ -11,54 +11,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_kernels.triton_impl import machine
+from paged_kernels.triton_impl import filtering, machine
+from paged_kernels.triton_impl.filtering import draw_among_few, is_filtered, sum_kept
+from paged_kernels.triton_impl.likelihood import SHIFTS, below, exp2, key_of, lowest_key, slope_of
 
 _CHUNK = 2048
 
 
 # fmt: off
 @triton.jit
-def _below(values, peak):
-    """values - peak as float32, which is exact for 16-bit logits within reach of the peak."""
-    return values - peak
-
-
-@triton.jit
-def _slope(temperature):
-    """log2(e) / temperature."""
-    return 1.4426950408889634 / temperature.to(tl.float64)
-
-
-@triton.jit
-def _exp2(x):
-    """2 ** x for x <= 0, float64, relative error below 1e-13; exactly 0 below -1000.
-
-    x = n + f with n whole and |f| <= 1/2; 2 ** f by its series to the 11th power, 2 ** n by its bits.
-    """
-    held = tl.maximum(x, -1000.0)
-    shifted = held + 6755399441055744.0
-    f = held - (shifted - 6755399441055744.0)
-    p = f * 4.4455382718708116e-10 + 7.0549116208011233e-09
-    p = p * f + 1.0178086009239699e-07
-    p = p * f + 1.3215486790144309e-06
-    p = p * f + 1.5252733804059840e-05
-    p = p * f + 1.5403530393381609e-04
-    p = p * f + 1.3333558146428443e-03
-    p = p * f + 9.6181291076284772e-03
-    p = p * f + 5.5504108664821580e-02
-    p = p * f + 2.4022650695910072e-01
-    p = p * f + 6.9314718055994531e-01
-    p = p * f + 1.0
-    n = (shifted.to(tl.int64, bitcast=True) & 0xFFFFFFFF).to(tl.int32).to(tl.int64)
-    return tl.where(x < -1000.0, 0.0, p * ((n + 1023) << 52).to(tl.float64, bitcast=True))
+def _filters(filters, sample, vocab):
+    """(top_p, min_p, top_k) of a sample, and whether any of them leaves something out."""
+    top_p, min_p = tl.load(filters + 3 * sample), tl.load(filters + 3 * sample + 1)
+    top_k = tl.load(filters + 3 * sample + 2).to(tl.int32)
+    return top_p, min_p, top_k, is_filtered(top_p, min_p, top_k, vocab)
 
 
 @triton.jit
 def _chunk_kernel(
-    peaks, ids, sums, logits, temperatures, vocab, logits_stride,
-    chunks: tl.constexpr, chunk: tl.constexpr, overlap: tl.constexpr,
+    peaks, ids, sums, spans, logits, temperatures, filters, vocab, logits_stride,
+    chunks: tl.constexpr, chunk: tl.constexpr, span: tl.constexpr, shift: tl.constexpr,
+    overlap: tl.constexpr,
 ):
-    """Greatest logit of a chunk, its lowest id, and the chunk's sum of exp((logit - greatest) / temperature).
+    """Greatest logit of a chunk, its lowest id, and the chunk's sum of exp((logit - greatest) / temperature);
+    of filtered rows the greatest logit of each span too.
 
     Grid (samples, chunks). The greatest counts as +inf where the chunk holds NaN or +inf.
     """
@@ -69,16 +45,21 @@ def _chunk_kernel(
     offsets = number * chunk + tl.arange(0, chunk)
     mask = offsets < vocab
     values = tl.load(logits + sample * logits_stride + offsets, mask=mask, other=float("-inf")).to(tl.float32)
+    temperature = tl.load(temperatures + sample)
+    _, _, _, filtered = _filters(filters, sample, vocab)
     bad = tl.max(((values != values) | (values == float("inf"))).to(tl.int32), 0)
     peak = tl.where(bad > 0, float("inf"), tl.max(values, 0))
     at = sample * chunks + number
     tl.store(peaks + at, peak)
     tl.store(ids + at, tl.min(tl.where(values == peak, offsets, vocab), 0))
-    temperature = tl.load(temperatures + sample)
     if (temperature > 0) & (bad == 0) & (peak > float("-inf")):
-        tl.store(sums + at, tl.sum(_exp2(_below(values, peak).to(tl.float64) * _slope(temperature)), 0))
+        tl.store(sums + at, tl.sum(exp2(below(values, peak, shift) * slope_of(temperature)), 0))
     else:
         tl.store(sums + at, 0.0)
+    if filtered & (temperature > 0):
+        per_chunk: tl.constexpr = chunk // span
+        highest = tl.max(tl.reshape(values, [per_chunk, span]), 1)
+        tl.store(spans + at * per_chunk + tl.arange(0, per_chunk), highest)
 
 
 @triton.jit
@@ -98,40 +79,59 @@ def _uniform(seed, position):
 
 @triton.jit
 def _draw_kernel(
-    tokens, last_tokens, peaks, ids, sums, logits, temperatures, seeds, positions, sample_rows,
-    vocab, logits_stride, chunks: tl.constexpr, block_c: tl.constexpr, chunk: tl.constexpr,
-    overlap: tl.constexpr,
+    tokens, last_tokens, peaks, ids, sums, spans, lines, found_ids, logits, temperatures, filters, seeds,
+    positions, sample_rows, vocab, logits_stride,
+    chunks: tl.constexpr, block_c: tl.constexpr, chunk: tl.constexpr, span: tl.constexpr,
+    at_once: tl.constexpr, room: tl.constexpr, shift: tl.constexpr, overlap: tl.constexpr,
 ):
-    """Joins the chunks of one sample and draws inside the chunk that the random number falls in."""
+    """Joins the chunks of one sample and draws: inside the chunk that the random number falls in, or among
+    the few tokens that filters keep.
+    """
     if overlap:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     sample = tl.program_id(0).to(tl.int64)
     numbers = tl.arange(0, block_c)
     used = numbers < chunks
-    peak_of = tl.load(peaks + sample * chunks + numbers, mask=used, other=float("-inf"))
+    peaks += sample * chunks
+    sums += sample * chunks
+    logits += sample * logits_stride
+    peak_of = tl.load(peaks + numbers, mask=used, other=float("-inf"))
     peak = tl.max(peak_of, 0)
     good = (peak > float("-inf")) & (peak < float("inf"))
     lowest = tl.load(ids + sample * chunks + numbers, mask=used, other=vocab)
     token = tl.min(tl.where(peak_of == peak, lowest, vocab), 0)
     temperature = tl.load(temperatures + sample)
+    top_p, min_p, top_k, filtered = _filters(filters, sample, vocab)
     if good & (temperature > 0):
-        slope = _slope(temperature)
-        mass = tl.load(sums + sample * chunks + numbers, mask=used, other=0.0)
-        mass = mass * _exp2(_below(peak_of, peak).to(tl.float64) * slope)
-        until = tl.cumsum(mass, 0)
+        slope = slope_of(temperature)
+        mass = tl.load(sums + numbers, mask=used, other=0.0)
+        mass = mass * exp2(below(peak_of, peak, shift) * slope)
         draw = _uniform(tl.load(seeds + sample), tl.load(positions + sample).to(tl.int64))
-        target = draw * tl.sum(mass, 0)
-        last = tl.max(tl.where(mass > 0, numbers, 0), 0)
-        number = tl.minimum(tl.sum((until <= target).to(tl.int32), 0), last)
-        before = tl.max(tl.where(numbers < number, until, 0.0), 0)
-        inside = tl.arange(0, chunk)
-        mask = number * chunk + inside < vocab
-        line = logits + sample * logits_stride + number * chunk
-        values = tl.load(line + inside, mask=mask, other=float("-inf")).to(tl.float32)
-        weights = _exp2(_below(values, peak).to(tl.float64) * slope)
-        passed = tl.sum((before + tl.cumsum(weights, 0) <= target).to(tl.int32), 0)
-        token = number * chunk + tl.minimum(passed, tl.max(tl.where(weights > 0, inside, 0), 0))
+        token, last, least = -1, lowest_key(shift), draw * 0.0 + float("-inf")
+        if filtered:
+            per_row: tl.constexpr = chunks * (chunk // span)
+            token, last, least = draw_among_few(
+                found_ids + sample * room, lines + sample * per_row, logits, peaks, spans + sample * per_row,
+                peak, slope, tl.sum(mass, 0), draw, top_p, min_p, top_k, vocab, chunks,
+                block_c, chunk, span, at_once, room, shift,
+            )
+            if token < 0:
+                sum_kept(sums, logits, vocab, chunks, last, least, peak, slope, chunk, shift)
+                mass = tl.load(sums + numbers, mask=used, other=0.0)
+        if token < 0:
+            until = tl.cumsum(mass, 0)
+            target = draw * tl.sum(mass, 0)
+            fullest = tl.max(tl.where(mass > 0, numbers, 0), 0)
+            number = tl.minimum(tl.sum((until <= target).to(tl.int32), 0), fullest)
+            before = tl.max(tl.where(numbers < number, until, 0.0), 0)
+            inside = tl.arange(0, chunk)
+            line = number * chunk + inside
+            values = tl.load(logits + line, mask=line < vocab, other=float("-inf")).to(tl.float32)
+            x = below(values, peak, shift) * slope
+            weights = tl.where((key_of(values, shift) >= last) & (x >= least), exp2(x), 0.0)
+            passed = tl.sum((before + tl.cumsum(weights, 0) <= target).to(tl.int32), 0)
+            token = number * chunk + tl.minimum(passed, tl.max(tl.where(weights > 0, inside, 0), 0))
     tl.store(tokens + sample, tl.where(good, token, -1))
     tl.store(last_tokens + tl.load(sample_rows + sample), tl.where(good, token, 0).to(tl.int64))
 # fmt: on
@@ -140,6 +140,7 @@ def _draw_kernel(
 def draw_tokens(
     logits: Tensor,
     temperatures: Tensor,
+    filters: Tensor,
     seeds: Tensor,
     positions: Tensor,
     sample_rows: Tensor,
@@ -148,28 +149,36 @@ def draw_tokens(
 ) -> None:
     """Draws one token a line of logits [S, vocab] into out [S] int32 and last_tokens[sample_rows] int64.
 
-    temperatures [S] float32, 0 is greedy (lowest id among equals); seeds [S] int64 (the bits of a u64);
-    positions [S] int32: output positions; sample_rows [S] int32. A line that holds NaN or +inf, or only
-    -inf, gets -1 in out and 0 in last_tokens.
+    temperatures [S] float32, 0 is greedy (lowest id among equals); filters [S, 3] float64: top_p, min_p and
+    top_k, 1, 0 and 0 are off; seeds [S] int64 (the bits of a u64); positions [S] int32: output positions;
+    sample_rows [S] int32. A line that holds NaN or +inf, or only -inf, gets -1 in out and 0 in last_tokens.
     """
     samples, vocab = logits.shape
     chunks, overlap = triton.cdiv(vocab, _CHUNK), machine.overlaps(logits.device)
-    peaks = logits.new_empty((samples, chunks), dtype=temperatures.dtype)
+    peaks = logits.new_empty((samples, chunks), dtype=torch.float32)
     ids = out.new_empty((samples, chunks))
     sums = logits.new_empty((samples, chunks), dtype=torch.float64)
+    spans = peaks.new_empty((samples, chunks * (_CHUNK // filtering.SPAN)))
+    sizes = {
+        "chunks": chunks,
+        "chunk": _CHUNK,
+        "span": filtering.SPAN,
+        "shift": SHIFTS[logits.dtype],
+        "overlap": overlap,
+        **machine.launch_options(overlap),
+    }
     _chunk_kernel[(samples, chunks)](
         peaks,
         ids,
         sums,
+        spans,
         logits,
         temperatures,
+        filters,
         vocab,
         logits.stride(0),
-        chunks,
-        _CHUNK,
-        overlap,
         num_warps=4,
-        **machine.launch_options(overlap),
+        **sizes,
     )
     _draw_kernel[(samples,)](
         out,
@@ -177,17 +186,20 @@ def draw_tokens(
         peaks,
         ids,
         sums,
+        spans,
+        out.new_empty(spans.shape),
+        out.new_empty((samples, filtering.ROOM)),
         logits,
         temperatures,
+        filters,
         seeds,
         positions,
         sample_rows,
         vocab,
         logits.stride(0),
-        chunks,
-        triton.next_power_of_2(chunks),
-        _CHUNK,
-        overlap,
+        block_c=triton.next_power_of_2(chunks),
+        at_once=filtering.SPANS_AT_ONCE,
+        room=filtering.ROOM,
         num_warps=8,
-        **machine.launch_options(overlap),
+        **sizes,
     )

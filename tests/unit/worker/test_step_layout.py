@@ -16,7 +16,7 @@ LIMITS = Limits(
     num_blocks=32, block_size=4, max_batch_tokens=32, max_batch_seqs=4, max_model_len=64, vocab_size=100
 )
 SCRATCH, NULL_BLOCK = LIMITS.max_batch_seqs, LIMITS.num_blocks
-HOT = Sampling(temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, seed=2**64 - 5)
+HOT = Sampling(temperature=0.7, top_p=0.9, top_k=2**32 - 1, min_p=0.05, seed=2**64 - 5)
 
 
 @given(
@@ -82,6 +82,7 @@ def test_a_plan_is_written_with_its_padding() -> None:
     assert lists["sample_rows"] == [3, 1, SCRATCH, SCRATCH]
     assert lists["output_positions"][:2] == [0, 1]
     assert lists["temperatures"] == [0.0, pytest.approx(0.7), 0.0, 0.0]
+    assert lists["filters"] == [[1.0, 0.0, 0.0], [0.9, 0.05, 2**31 - 1], [0.0] * 3, [0.0] * 3]
     assert lists["seeds"][1] == -5
     entries = list(zip(lists["table_rows"], lists["table_offsets"], lists["table_blocks"], strict=True))
     assert entries == [(3, 0, first.table[0]), (3, 1, first.table[1])] + [(SCRATCH, 0, NULL_BLOCK)] * 6
