@@ -3,8 +3,9 @@
 
 `python -m benchmarks.gpu_asks --model DIR --out FILE`
 
-Owns the mixes of rows; knows no scheduler. Invariant: every mix decodes the same rows and contexts, so that
-its time beside the first, in which nobody asks, is the cost of asking.
+Owns the mixes of rows; knows no scheduler. The logits of drawn weights are flat; those of a model are peaked,
+as those of the ask "peaked" are, by a temperature of 0.05. Invariant: every mix decodes the same rows and
+contexts, so that its time beside the first, in which nobody asks, is the cost of asking.
 """
 
 import argparse
@@ -26,7 +27,10 @@ ROWS, CONTEXT, STEPS, TEMPERATURE = 64, 1000, 60, 0.6
 SCHEMA = '{"type": "array", "items": {"type": "object", "properties": {"text": {"type": "string"}}}}'
 PLAIN = Sampling(TEMPERATURE, 1.0, 0, 0.0, 1)
 ASKS = {
-    "top_p": replace(PLAIN, top_p=0.9),
+    "top_k 20, top_p 0.95": replace(PLAIN, top_k=20, top_p=0.95),
+    "top_p 0.9": replace(PLAIN, top_p=0.9),
+    "top_p 0.9, peaked": replace(PLAIN, temperature=0.05, top_p=0.9),
+    "min_p 0.05": replace(PLAIN, min_p=0.05),
     "penalties": replace(PLAIN, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1),
     "logprobs 0": replace(PLAIN, logprobs=0),
     "logprobs 20": replace(PLAIN, logprobs=20),
@@ -57,20 +61,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Decode steps of rows that ask.")
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--asks", nargs="*", choices=ASKS, default=list(ASKS))
     options = parser.parse_args()
     settings = read_settings(
         ["--model", options.model, "--load-format", "dummy", "--dtype", "bfloat16",
          "--max-model-len", "4096"]
     )  # fmt: skip
     runner = load(examine(settings)).runner
-    report: dict[str, Any] = {"rows": ROWS, "context": CONTEXT}
+    report: dict[str, Any] = {"context": CONTEXT}
     with patch.object(gpu_step, "SteadyPlans", MixedPlans):
-        for name, sampling in {"nobody asks": PLAIN, **ASKS}.items():
-            for count in (1, ROWS) if sampling is not PLAIN else (0,):
+        for name, sampling in {"nobody asks": PLAIN, **{name: ASKS[name] for name in options.asks}}.items():
+            for count, rows in ((1, 1), (1, ROWS), (ROWS, ROWS)):
                 MixedPlans.asking, MixedPlans.count = sampling, count
-                print(f"{name}, {count} rows", flush=True)
-                found = gpu_step.decode(runner, ROWS, CONTEXT, STEPS, TEMPERATURE)
-                report[f"{name}, {count} of {ROWS} rows"] = found
+                print(f"{name}, {count} of {rows} rows", flush=True)
+                found = gpu_step.decode(runner, rows, CONTEXT, STEPS, TEMPERATURE)
+                report[f"{name}, {count} of {rows} rows"] = found
     options.out.write_text(json.dumps(report, indent=1))
 
 

@@ -19,26 +19,14 @@ ROOM = 2048
 """Candidates that are searched in registers."""
 SPANS_AT_ONCE = 8
 """Spans that are looked through at once for candidates."""
-_NUCLEUS = tl.constexpr(24)
+_NUCLEUS = tl.constexpr(32)  # the first guess at the tokens of a nucleus
+_HOPELESS = tl.constexpr(8.0)  # give up if 8 times as many as are needed at the least were too many
 
 
 # fmt: off
 @triton.jit
 def is_filtered(top_p, min_p, top_k, vocab):
     return (top_p < 1.0) | (min_p > 0.0) | ((top_k > 0) & (top_k < vocab))
-
-
-@triton.jit
-def _nth_peak(peaks, nth, chunks, block_c: tl.constexpr):
-    """The nth greatest of the chunks' peaks, nth >= 1: as many logits, at least, are no lower."""
-    numbers = tl.arange(0, block_c)
-    own = tl.load(peaks + numbers, mask=numbers < chunks, other=float("-inf"))
-    above = tl.zeros([block_c], tl.int32)
-    for start in range(0, chunks, 32):
-        others = start + tl.arange(0, 32)
-        other = tl.load(peaks + others, mask=others < chunks, other=float("-inf"))
-        above += tl.sum((other[None, :] > own[:, None]).to(tl.int32), 1)
-    return tl.min(tl.where((above < nth) & (numbers < chunks), own, float("inf")), 0)
 
 
 @triton.jit
@@ -96,6 +84,16 @@ def _lowest_kept(keys, amounts, low, high, limit):
 
 
 @triton.jit
+def _level(spans, count, nth, peak, block_s: tl.constexpr, shift: tl.constexpr):
+    """The nth greatest peak of the spans, nth in 1..count: as many logits, at least, are no lower."""
+    numbers = tl.arange(0, block_s)
+    keys = key_of(tl.load(spans + numbers, mask=numbers < count, other=float("-inf")), shift)
+    once = tl.full([block_s], 1, tl.int32)
+    low = tl.min(tl.where(numbers < count, keys, 2147483647), 0) - 1
+    return value_of(_lowest_kept(keys, once, low, key_of(peak, shift), nth), shift)
+
+
+@triton.jit
 def _reach(peak, slope, total, top_p, min_p, top_k, vocab):
     """A logit that no kept token is below: -inf where only ranks could tell.
 
@@ -137,8 +135,7 @@ def _sums_above(
 def _lowest_kept_of_all(
     logits, vocab, low, high, guess, limit, peak, slope, kind: tl.constexpr, shift: tl.constexpr,
 ):
-    """_lowest_kept over the whole row, and the sum above it. The first keys tried are guess and the two below.
-    """
+    """_lowest_kept over the whole row, and the sum above it. Tries guess and the two keys below it first."""
     held, guessed = limit * 0.0, 1
     while low + 1 < high:
         width = high.to(tl.int64) - low.to(tl.int64)
@@ -198,9 +195,9 @@ def sum_kept(sums, logits, vocab, chunks, last, least, peak, slope, chunk: tl.co
 
 @triton.jit
 def draw_among_few(
-    found_ids, lines, logits, peaks, spans, peak, slope, total, draw, top_p, min_p, top_k, vocab, chunks,
-    block_c: tl.constexpr, chunk: tl.constexpr, span: tl.constexpr, at_once: tl.constexpr,
-    room: tl.constexpr, shift: tl.constexpr,
+    found_ids, lines, logits, spans, peak, slope, total, draw, top_p, min_p, top_k, vocab,
+    block_s: tl.constexpr, span: tl.constexpr, at_once: tl.constexpr, room: tl.constexpr,
+    shift: tl.constexpr,
 ):
     """(token, lowest kept key, least distance) of a filtered row; token -1 where the kept ones are too many
     to be held at once: the caller draws among those that reach both bounds.
@@ -209,30 +206,28 @@ def draw_among_few(
     count = tl.cdiv(vocab, span)
     reach = _reach(peak, slope, total, top_p, min_p, top_k, vocab)
     least = tl.where(min_p > 0, tl.log2(tl.maximum(min_p, 1e-300)), float("-inf"))
-    level = reach
-    if (top_k > 0) | (top_p < 1.0):
-        nth = tl.minimum(tl.where(top_k > 0, top_k, _NUCLEUS), chunks)
-        level = tl.maximum(_nth_peak(peaks, nth, chunks, block_c), reach)
-    attempt, enough, found = (top_k >= chunks).to(tl.int32), 0, 0
-    while (attempt < 3) & (enough == 0):
-        if attempt == 1:
-            level = tl.maximum(_nth_peak(peaks, chunks, chunks, block_c), reach)
-        if attempt == 2:
-            numbers = tl.arange(0, block_c * (chunk // span))
-            every = tl.load(spans + numbers, mask=numbers < count, other=float("inf"))
-            level = tl.maximum(tl.min(every, 0), reach)
+    by_rank = (top_k > 0) | (top_p < 1.0)
+    level, enough, found = reach, 0, 0
+    attempt = tl.where(top_k > count, 2, 0)
+    while (attempt < 4) & (enough == 0):
+        if by_rank:
+            nth = tl.where(attempt == 0, tl.where(top_k > 0, top_k, _NUCLEUS), count)
+            nth = tl.where(attempt == 1, count * 3 // 8, tl.where(attempt == 2, count * 7 // 8, nth))
+            nth = tl.minimum(tl.maximum(nth, 1), count)
+            level = tl.maximum(_level(spans, count, nth, peak, block_s, shift), reach)
         found = _collect(
-            found_ids, lines, logits, spans, level, vocab, count,
-            block_c * (chunk // span), span, at_once, room,
+            found_ids, lines, logits, spans, level, vocab, count, block_s, span, at_once, room
         )
         attempt += 1
         if found > room:
-            attempt = 3
+            attempt = 4
         elif (level <= reach) | ((top_k > 0) & (found >= top_k)):
             enough = 1
         elif (top_k == 0) & (top_p < 1.0):
-            _, _, _, mass = _candidates(found_ids, logits, found, peak, slope, shift, room)
-            enough = (tl.sum(mass, 0) >= top_p * total).to(tl.int32)
+            _, _, _, likely = _candidates(found_ids, logits, found, peak, slope, shift, room)
+            mass, wanted = tl.sum(likely, 0), top_p * total
+            enough = (mass >= wanted).to(tl.int32)
+            attempt = tl.where(found * wanted * _HOPELESS > mass * room, 4, attempt)
     token, last = -1, lowest_key(shift)
     if enough > 0:
         ids, keys, x, mass = _candidates(found_ids, logits, found, peak, slope, shift, room)

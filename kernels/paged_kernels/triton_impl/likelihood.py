@@ -16,12 +16,8 @@ SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 # fmt: off
 @triton.jit
 def below(values, peak, shift: tl.constexpr):
-    """values - peak as float64; the float32 difference is exact for 16-bit logits within reach of the peak."""
-    if shift == 0:
-        difference = values.to(tl.float64) - peak.to(tl.float64)
-    else:
-        difference = (values - peak).to(tl.float64)
-    return difference
+    """values - peak as float64. For 16-bit logits within reach of the peak a float32 difference is exact."""
+    return values.to(tl.float64) - peak.to(tl.float64) if shift == 0 else (values - peak).to(tl.float64)
 
 
 @triton.jit

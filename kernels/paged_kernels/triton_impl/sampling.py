@@ -112,9 +112,9 @@ def _draw_kernel(
         if filtered:
             per_row: tl.constexpr = chunks * (chunk // span)
             token, last, least = draw_among_few(
-                found_ids + sample * room, lines + sample * per_row, logits, peaks, spans + sample * per_row,
-                peak, slope, tl.sum(mass, 0), draw, top_p, min_p, top_k, vocab, chunks,
-                block_c, chunk, span, at_once, room, shift,
+                found_ids + sample * room, lines + sample * per_row, logits, spans + sample * per_row,
+                peak, slope, tl.sum(mass, 0), draw, top_p, min_p, top_k, vocab,
+                block_c * (chunk // span), span, at_once, room, shift,
             )
             if token < 0:
                 sum_kept(sums, logits, vocab, chunks, last, least, peak, slope, chunk, shift)
