@@ -6,6 +6,8 @@ token depends on its logits, its temperature and filters and the pair (seed, out
 the token of the reference in float64.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -137,6 +139,19 @@ def _draw_kernel(
 # fmt: on
 
 
+def _sizes(logits: Tensor) -> dict[str, Any]:
+    """What both launches are compiled for."""
+    overlap = machine.overlaps(logits.device)
+    return {
+        "chunks": triton.cdiv(logits.shape[1], _CHUNK),
+        "chunk": _CHUNK,
+        "span": filtering.SPAN,
+        "shift": SHIFTS[logits.dtype],
+        "overlap": overlap,
+        **machine.launch_options(overlap),
+    }
+
+
 def draw_tokens(
     logits: Tensor,
     temperatures: Tensor,
@@ -154,19 +169,12 @@ def draw_tokens(
     sample_rows [S] int32. A line that holds NaN or +inf, or only -inf, gets -1 in out and 0 in last_tokens.
     """
     samples, vocab = logits.shape
-    chunks, overlap = triton.cdiv(vocab, _CHUNK), machine.overlaps(logits.device)
+    chunks = triton.cdiv(vocab, _CHUNK)
     peaks = logits.new_empty((samples, chunks), dtype=torch.float32)
     ids = out.new_empty((samples, chunks))
     sums = logits.new_empty((samples, chunks), dtype=torch.float64)
     spans = peaks.new_empty((samples, chunks * (_CHUNK // filtering.SPAN)))
-    sizes = {
-        "chunks": chunks,
-        "chunk": _CHUNK,
-        "span": filtering.SPAN,
-        "shift": SHIFTS[logits.dtype],
-        "overlap": overlap,
-        **machine.launch_options(overlap),
-    }
+    sizes = _sizes(logits)
     _chunk_kernel[(samples, chunks)](
         peaks,
         ids,
