@@ -171,10 +171,10 @@ class ModelRunner:
             return
         self.fused = whole.shortened()
         try:
+            if captured:  # first, for they have the kernels that compile longest
+                self._graphs_of(self.fused).rehearse()
             for _ in self._null_logits():
                 pass
-            if captured:
-                self._graphs_of(self.fused).rehearse()
         finally:
             self.fused = whole
 
