@@ -1,7 +1,7 @@
 """Runs one plan: block operations, forward pass, sampling; the device is only waited for in `PendingStep`.
 
-Owns the order in which a step touches the device; knows no session and no wire. Invariant: a plan is checked
-whole before anything of it reaches the device.
+Owns the order in which a step touches the device; knows no session and no wire. Invariant: no number of a
+plan reaches the device before its range is checked, and no step is pending whose plan does not fit its rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -139,9 +139,7 @@ class ModelRunner:
 
     @property
     def launches_quickly(self) -> bool:
-        """Whether `launch` is done within about a millisecond, and computes nothing itself, while no step is
-        in flight.
-        """
+        """Whether `launch` takes about a millisecond where no step is in flight."""
         return self._graphs is not None and self.device.torch_device.type == "cuda"
 
     def reset(self) -> None:
@@ -212,8 +210,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> PendingStep:
-        """Starts a step. Raises PlanError before the device is touched; else what the device raises."""
-        self.rows.apply(plan)
+        """Starts a step. Raises PlanError, after a graph was started with it if only its ranges are right."""
+        self.rows.enter(plan)
         self._stage.enter(plan)
         if self.host is not None and len(plan.swap_out_pairs):
             self.host.swap_out(plan.step_id, plan.swap_out_pairs)
@@ -221,7 +219,10 @@ class ModelRunner:
         if self._graphs is not None and not spans:
             program = self._graphs.choose(plan)
             if program is not None:
-                return self._replay(self._graphs, program, plan)
+                pending = self._replay(self._graphs, program, plan)
+                self.rows.verify(plan)  # meanwhile
+                return pending
+        self.rows.verify(plan)
         return self._launch_eagerly(plan, spans)
 
     def _replay(self, graphs: GraphRunner, program: StepProgram, plan: Plan) -> PendingStep:

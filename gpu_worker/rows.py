@@ -57,14 +57,25 @@ class RowTable:
 
         After an error the table may be half changed: the session is over and `clear` comes next.
         """
+        self.enter(plan)
+        self.verify(plan)
+
+    def enter(self, plan: Plan) -> None:
+        """The first half: after it every number of the plan is one that the device may be given."""
         self._release(plan.released_rows)
         for setup in plan.setups:
             self._set_up(setup)
         self._enter_blocks(plan)
         self._check_block_ops(plan)
         self._check_batch(plan)
-        self._check_tokens(plan)
-        self._check_samples(plan)
+        self._check_numbers(plan)
+
+    def verify(self, plan: Plan) -> None:
+        """The second half: the numbers of an entered plan mean what its rows' tables and lengths say."""
+        self._verify_blocks(plan)
+        self._verify_batch(plan)
+        self._verify_tokens(plan)
+        self._verify_samples(plan)
         self.sampled[plan.sample_rows] = True
 
     def output_positions(self, plan: Plan) -> npt.NDArray[np.int64]:
@@ -120,10 +131,15 @@ class RowTable:
         self._check_live("table_rows", rows)
         self._check_range("table_offsets", offsets, self.limits.table_width)
         self._check_range("table_blocks", blocks, self.limits.num_blocks)
-        cells = rows.astype(np.int64) * self.limits.table_width + offsets
-        _refuse_twice("table_offsets", cells, "names an entry of a row twice")
         self._tables[rows, offsets] = blocks
         np.maximum.at(self._table_lens, rows, offsets.astype(np.int64) + 1)
+
+    def _verify_blocks(self, plan: Plan) -> None:
+        rows, offsets = plan.table_rows, plan.table_offsets
+        if not len(rows):
+            return
+        cells = rows.astype(np.int64) * self.limits.table_width + offsets
+        _refuse_twice("table_offsets", cells, "names an entry of a row twice")
         last = np.flatnonzero(rows[1:] != rows[:-1])  # entries of a row come together
         self._check_no_gap(rows[np.append(last, len(rows) - 1)])
 
@@ -173,7 +189,6 @@ class RowTable:
         if len(plan.rows) > limits.max_batch_seqs:
             raise PlanError("rows", f"{len(plan.rows)} rows, max_batch_seqs is {limits.max_batch_seqs}")
         self._check_live("rows", plan.rows)
-        _refuse_twice("rows", plan.rows, "names a row twice")
         tokens = int(plan.query_lens.sum(dtype=np.int64))
         if tokens > limits.max_batch_tokens:
             raise PlanError(
@@ -189,18 +204,29 @@ class RowTable:
             raise PlanError("context_lens", f"{longest} tokens, max_model_len is {limits.max_model_len}")
         if (plan.context_lens < plan.query_lens).any():
             raise PlanError("context_lens", "shorter than the row's new tokens")
-        short = self._table_lens[plan.rows] * limits.block_size < plan.context_lens
+
+    def _verify_batch(self, plan: Plan) -> None:
+        _refuse_twice("rows", plan.rows, "names a row twice")
+        short = self._table_lens[plan.rows] * self.limits.block_size < plan.context_lens
         if short.any():
             row = int(plan.rows[short][0])
             raise PlanError("context_lens", f"the table of row {row} has only {self._table_lens[row]} blocks")
 
-    def _check_tokens(self, plan: Plan) -> None:
+    def _check_numbers(self, plan: Plan) -> None:
+        """Token ids, positions, slots and samples, each for itself."""
+        limits, ids = self.limits, plan.input_ids
+        if len(ids) and (int(ids.max()) >= limits.vocab_size or int(ids.min()) < -1):
+            bad = ids[(ids >= limits.vocab_size) | (ids < -1)][0]
+            raise PlanError("input_ids", f"{int(bad)} is not a token id below {limits.vocab_size}")
+        self._check_range("positions", plan.positions, limits.max_model_len)
+        self._check_range("slot_mapping", plan.slot_mapping, limits.num_blocks * limits.block_size)
+        self._check_range("sample_positions", plan.sample_positions, len(ids))
+        self._check_live("sample_rows", plan.sample_rows)
+
+    def _verify_tokens(self, plan: Plan) -> None:
         if not len(plan.rows):
             return
         ids, positions, slots = plan.input_ids, plan.positions, plan.slot_mapping
-        if int(ids.max()) >= self.limits.vocab_size or int(ids.min()) < -1:
-            bad = ids[(ids >= self.limits.vocab_size) | (ids < -1)][0]
-            raise PlanError("input_ids", f"{int(bad)} is not a token id below {self.limits.vocab_size}")
         if not np.array_equal(positions, implied_positions(plan.query_lens, plan.context_lens)):
             raise PlanError("positions", "are not the last query_len positions of each row's context")
         owners = plan.rows if len(ids) == len(plan.rows) else np.repeat(plan.rows, plan.query_lens)
@@ -209,7 +235,6 @@ class RowTable:
             raise PlanError(
                 "input_ids", f"-1 for row {int(unsampled[0])}, which has not sampled since its set-up"
             )
-        self._check_range("slot_mapping", slots, self.limits.num_blocks * self.limits.block_size)
         _refuse_twice("slot_mapping", slots, "two tokens share a slot")
         block, offset = np.divmod(positions, self.limits.block_size)
         expected = self._tables[owners, block] * self.limits.block_size + offset
@@ -222,9 +247,7 @@ class RowTable:
                 f"not {slots[first]}",
             )
 
-    def _check_samples(self, plan: Plan) -> None:
-        self._check_range("sample_positions", plan.sample_positions, len(plan.input_ids))
-        self._check_live("sample_rows", plan.sample_rows)
+    def _verify_samples(self, plan: Plan) -> None:
         _refuse_twice("sample_rows", plan.sample_rows, "a row samples twice")
         if len(plan.sample_rows):
             contexts = plan.positions[plan.sample_positions].astype(np.int64) + 1

@@ -168,3 +168,35 @@ def test_a_step_without_rows_only_keeps_house() -> None:
     planner.release(first)
     table.apply(planner.plan([]))
     assert table.live.tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize(("field", "change"), BAD, ids=[f"{n}-{f}" for n, (f, _) in enumerate(BAD)])
+def test_a_bad_plan_that_the_device_may_be_given_has_only_numbers_in_range(
+    field: str, change: dict[str, Any]
+) -> None:
+    """What `enter` lets pass, for a captured step starts before `verify`."""
+    table, plan = steady(**change)
+    try:
+        table.enter(plan)
+    except PlanError:
+        return  # named as in the test above
+    bounds = {
+        "rows": LIMITS.max_batch_seqs,
+        "sample_rows": LIMITS.max_batch_seqs,
+        "table_rows": LIMITS.max_batch_seqs,
+        "table_offsets": LIMITS.table_width,
+        "table_blocks": LIMITS.num_blocks,
+        "positions": LIMITS.max_model_len,
+        "context_lens": LIMITS.max_model_len + 1,
+        "slot_mapping": LIMITS.num_blocks * LIMITS.block_size,
+        "sample_positions": len(plan.input_ids),
+        "input_ids": LIMITS.vocab_size,
+        "zero_blocks": LIMITS.num_blocks,
+        "copy_pairs": LIMITS.num_blocks,
+    }
+    for name, bound in bounds.items():
+        values = getattr(plan, name)
+        assert (values >= (-1 if name == "input_ids" else 0)).all()
+        assert (values < bound).all()
+    with pytest.raises(PlanError, match=rf"^{field}: "):
+        table.verify(plan)
