@@ -23,7 +23,7 @@ from gpu_worker.loading import examine, load
 from paged_kernels import fp8_pool
 from paged_kernels.testing import relative_error
 from paged_kernels.triton_impl import paged_attention as launch
-from paged_kernels.triton_impl.paged_attention import Tile, Tiles
+from paged_kernels.triton_impl.tiles import Tile, Tiles, choose_tiles
 
 QWEN3_06B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -89,7 +89,7 @@ def attention(report: Report, bandwidth: float, decodes: list[int]) -> None:
 
 def sweep(report: Report) -> None:
     """Launch shapes for the 8-bit pool, the fastest first."""
-    chosen = launch.choose_tiles(torch.bfloat16, HEAD_DIM, QUERY_HEADS // KV_HEADS)
+    chosen = choose_tiles(torch.bfloat16, HEAD_DIM, QUERY_HEADS // KV_HEADS)
     shapes = [
         (16, keys, warps, stages) for keys in (32, 64, 128) for warps in (2, 4) for stages in (2, 3, 4, 5)
     ]

@@ -21,7 +21,7 @@ from torch import Tensor
 from paged_kernels import dispatch, torch_impl
 from paged_kernels.testing import gpu_cases, judge, make_batch, relative_error
 from paged_kernels.triton_impl import paged_attention as launch
-from paged_kernels.triton_impl.paged_attention import Tile, Tiles
+from paged_kernels.triton_impl.tiles import Tile, Tiles, choose_tiles
 
 Inputs = dict[str, Any]
 DTYPE, KV_HEADS, QUERY_HEADS, HEAD_DIM = torch.bfloat16, 8, 16, 128
@@ -201,7 +201,7 @@ def error_of(args: Inputs) -> str:
 
 def sweep(report: Report) -> None:
     """Other launch shapes than the chosen ones, for decodes and a prefill."""
-    chosen = launch.choose_tiles(DTYPE, HEAD_DIM, QUERY_HEADS // KV_HEADS)
+    chosen = choose_tiles(DTYPE, HEAD_DIM, QUERY_HEADS // KV_HEADS)
     decodes = {count: attention_inputs(decode_rows(count), 16) for count in (32, 64, 256)}
     for keys, warps, stages in ((64, 4, 3), (64, 4, 5), (64, 8, 5), (32, 4, 3), (32, 4, 5), (32, 4, 7),
                                 (32, 2, 5), (128, 8, 3), (128, 8, 5), (16, 2, 7)):  # fmt: skip

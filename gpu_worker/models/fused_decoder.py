@@ -6,8 +6,8 @@ the sizes of the given tensors and on the two bounds only, so that a pass can be
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,8 @@ class FusedStep:
     sample_positions: Tensor
     max_query_len: int
     max_context_len: int
+    work: Any = None
+    """What layers that see whole contexts share in attention; see `Kernels.decode_work`."""
 
 
 _ALIGNED = 16
@@ -129,7 +131,7 @@ class FusedDecoder:
 
     def hidden(self, hidden: Tensor, step: FusedStep) -> Tensor:
         """Normed hidden states [S, hidden], what `head` takes, of embedded tokens as in `logits`."""
-        linear = None
+        step, linear = self._listed(step), None
         if self._weights is not None:
             linear = self.fused.linear_for(hidden.shape[0], self._weights, hidden.dtype)
         delta: Tensor | None = None
@@ -140,6 +142,14 @@ class FusedDecoder:
             else:
                 delta = self._layer(index, layer, hidden, delta, step)
         return self.fused.add_rms_norm(hidden, delta, self.decoder.norm, self._eps, step.sample_positions)
+
+    def _listed(self, step: FusedStep) -> FusedStep:
+        """The step with the work list of its decodes, where the kernels have one."""
+        list_work, config = self._kernels.decode_work, self.decoder.config
+        if list_work is None or step.max_query_len != 1 or all(config.windows):
+            return step
+        lens = step.block_tables, step.cu_query_lens, step.context_lens
+        return replace(step, work=list_work(*lens, self._pool.keys(0), config.num_heads, self.decoder.dtype))
 
     def _layer(
         self, index: int, layer: Layer, hidden: Tensor, delta: Tensor | None, step: FusedStep
@@ -186,6 +196,8 @@ class FusedDecoder:
             values,
             step.slot_mapping,
         )
+        window = self.decoder.config.windows[index]
+        shared = {} if step.work is None or window else {"work": step.work}
         attended = self._kernels.paged_attention(
             query,
             keys,
@@ -196,6 +208,7 @@ class FusedDecoder:
             self._scale,
             step.max_query_len,
             step.max_context_len,
-            window=self.decoder.config.windows[index],
+            window=window,
+            **shared,
         )
         return attended.view(query.shape[0], self.decoder.config.q_size)

@@ -8,7 +8,7 @@ what is installed, allowed, and was right in a trial on this device.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -76,13 +76,15 @@ class ByPhase:
         out: Tensor | None = None,
         window: int = 0,
         softcap: float = 0.0,
+        work: Any = None,
     ) -> Tensor:
-        """As torch_impl.paged_attention; decides from the bound and the shapes alone."""
+        """As torch_impl.paged_attention; decides from the bound and the shapes alone. work: for decodes."""
         one_each = max_query_len == 1 and query.shape[0] == context_lens.shape[0]
         attend = self.decode if one_each else self.mixed
         return attend(
             *(query, k_pool, v_pool, block_tables, cu_query_lens, context_lens),
             *(scale, max_query_len, max_context_len, out, window, softcap),
+            **({} if work is None else {"work": work}),
         )
 
 
@@ -129,7 +131,8 @@ def _by_name(kernels: Kernels, backend: str, device: torch.device, shape: Attent
         other = dispatch.select(backend, device, dtype, shape.head_dim, shape.block_size, shape.dtype)
     except BackendUnavailableError as error:
         raise BackendUnavailableError(str(error).removeprefix("kernel backend ")) from error
-    return _replaced(kernels, other.paged_attention, [Choice(OP, backend, "asked for by name")])
+    found = replace(kernels, decode_work=other.decode_work)
+    return _replaced(found, other.paged_attention, [Choice(OP, backend, "asked for by name")])
 
 
 def _installed(shape: AttentionShape) -> tuple[list[Candidate], dict[str, str]]:
@@ -215,6 +218,8 @@ class _Contest:
             why = attention_choice.reason(seconds, [case.name for case in self._cases[phase]])
             choices.append(Choice(f"{OP}_{phase}", name, why + left_out))
             chosen[phase] = by_name[name]
+        if chosen["decode"] is not self._own:
+            kernels = replace(kernels, decode_work=None)
         return _replaced(kernels, ByPhase(chosen["decode"].decode, chosen["mixed"].mixed), choices)
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,7 +55,11 @@ class FusedKernels:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The operations of one backend; arguments as in torch_impl. fused is None where it has none."""
+    """The operations of one backend; arguments as in torch_impl. fused is None where it has none.
+
+    decode_work: once a step of decodes, what its layers' paged_attention takes as `work`, or None; see
+    triton_impl.decode_work.
+    """
 
     store_kvcache: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     paged_attention: Callable[..., Tensor]
@@ -63,6 +67,7 @@ class Kernels:
     zero_blocks: Callable[[Tensor, Tensor], None]
     choices: list[Choice]
     fused: FusedKernels | None = None
+    decode_work: Callable[..., Any] | None = None
 
 
 def select(
@@ -187,7 +192,7 @@ def _cpu(device: torch.device, dtype: torch.dtype) -> Kernels:
 
 
 def _triton(why: str) -> Kernels:
-    from paged_kernels.triton_impl import blocks, paged_attention, store_kvcache
+    from paged_kernels.triton_impl import blocks, decode_work, paged_attention, store_kvcache
     from paged_kernels.triton_impl.fused import FUSED
 
     choices = [Choice(op, "triton", why) for op in OPERATIONS]
@@ -198,6 +203,7 @@ def _triton(why: str) -> Kernels:
         blocks.zero_blocks,
         choices,
         FUSED,
+        decode_work.decode_work,
     )
 
 

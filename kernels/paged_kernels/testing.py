@@ -113,7 +113,7 @@ def make_batch(
     query = torch.randn((int(lens.sum()), kv_heads * shape.group, head_dim), generator=generator).to(dtype)
     pools = [pool.view(blocks, size, kv_heads, head_dim).to(device) for pool in (k_pool, v_pool)]
     if fp8:
-        pools = [_as_fp8(pool) for pool in pools]
+        pools = [as_fp8(pool) for pool in pools]
     return Batch(
         shape=shape,
         query=query.to(device),
@@ -137,7 +137,7 @@ def _spread(heads: Tensor, generator: torch.Generator) -> Tensor:
     return (heads * sizes[..., None]).to(heads.dtype)
 
 
-def _as_fp8(pool: Tensor) -> Tensor:
+def as_fp8(pool: Tensor) -> Tensor:
     """An e4m3 pool of the values of a plain one [B, bs, Hkv, D]; every bit set where that holds NaN."""
     blocks, size, kv_heads, head_dim = pool.shape
     layer = torch.full(

@@ -11,6 +11,7 @@ import torch
 from gpu_worker.model_runner import ModelRunner
 from paged_kernels.triton_impl import fused_linear
 from tests.fixtures.graph_cases import SHAPES, all_outputs, tiny_folder
+from tests.fixtures.prefix_crowd import listing, most_together, prefix_outputs
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 from tests.fixtures.tiny_runner import make_runner
 
@@ -41,6 +42,27 @@ def test_a_replay_is_the_eager_pass_on_the_same_padded_step_in_bfloat16(tmp_path
     folder = tiny_folder(tmp_path, name)
     eager = all_outputs(runner(folder, "bfloat16", "padded, eager"), 5)
     assert all_outputs(runner(folder, "bfloat16", "on"), 5) == eager
+
+
+def prefix_runner(folder: Path, dtype: str, graphs: str) -> ModelRunner:
+    made = make_runner(
+        folder, dtype, num_blocks=300, on="cuda", max_batch_tokens=400, max_batch_seqs=6, max_model_len=400
+    )
+    if graphs != "off":
+        made.capture_graphs(captured=graphs == "on")
+    return made
+
+
+def test_rows_that_attend_together_give_the_tokens_of_rows_that_do_not(tmp_path: Path) -> None:
+    """By a work list, with and without graphs, and in bfloat16 the padded step's own tokens."""
+    folder = tiny_folder(tmp_path, "qwen3")
+    expected = prefix_outputs(make_runner(folder, num_blocks=300, max_model_len=400), 288, 5)
+    with listing(least_shared=256) as lists:
+        assert prefix_outputs(prefix_runner(folder, "float32", "off"), 288, 5) == expected
+        assert most_together(lists) == 4
+        assert prefix_outputs(prefix_runner(folder, "float32", "on"), 288, 5) == expected
+        eager = prefix_outputs(prefix_runner(folder, "bfloat16", "padded, eager"), 288, 5)
+        assert prefix_outputs(prefix_runner(folder, "bfloat16", "on"), 288, 5) == eager
 
 
 def test_a_replay_of_products_in_parts_is_the_eager_pass_on_the_same_padded_step(tmp_path: Path) -> None:

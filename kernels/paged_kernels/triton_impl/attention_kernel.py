@@ -152,7 +152,7 @@ def _attend_tile(
 
 
 @triton.jit
-def _attend_span(
+def attend_span(
     query, odd_query, line_scale, query_positions, low, unmasked, high, end, table,
     k_pool, v_pool, head, head_stride, k_exponents, v_exponents,
     block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
@@ -196,7 +196,7 @@ def _attend_span(
 
 
 @triton.jit
-def _load_query(
+def load_query(
     source, mask, scale_log2, upcast: tl.constexpr, scaled: tl.constexpr, paired: tl.constexpr
 ):
     """Lines [m, d] for the product, or their even and odd dimensions, and what scores are multiplied by.
@@ -260,12 +260,12 @@ def attention_kernel(
     mask = line_mask[:, None] & (dims < head_dim)[None, :]
     heads, rows = head * group + lines % group, (first_token + tokens).to(tl.int64)
     offsets = (rows * query_token_stride + heads * query_head_stride)[:, None] + dims[None, :]
-    queries, odd, line_scale = _load_query(query + offsets, mask, scale_log2, upcast, scaled, paired)
+    queries, odd, line_scale = load_query(query + offsets, mask, scale_log2, upcast, scaled, paired)
     low = begin + split * each * block_n
     high = tl.minimum(low + each * block_n, end)
     seen_by_all = 0 if windowed else (start_position + 1) // block_n * block_n
     unmasked = tl.maximum(tl.minimum(high, seen_by_all), low)
-    result, lse = _attend_span(
+    result, lse = attend_span(
         queries, odd, line_scale, start_position + lines // group, low, unmasked, high, end,
         block_tables + row.to(tl.int64) * table_stride,
         k_pool, v_pool, head.to(tl.int64), head_stride, k_exponents, v_exponents,

@@ -3,9 +3,12 @@
 Owns its name and its number of multiprocessors; knows no kernel. Invariant: asked once for each device.
 """
 
+import os
 from functools import lru_cache
 
 import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @lru_cache(maxsize=16)

@@ -7,8 +7,7 @@ only.
 """
 
 import math
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -18,10 +17,13 @@ from torch import Tensor
 from paged_kernels import contracts
 from paged_kernels.fp8_pool import is_fp8
 from paged_kernels.triton_impl import fp8, machine
+from paged_kernels.triton_impl.addressing import division_magic
 from paged_kernels.triton_impl.attention_kernel import attention_kernel
+from paged_kernels.triton_impl.decode_attention import attend_listed
+from paged_kernels.triton_impl.decode_work import DecodeWork
 from paged_kernels.triton_impl.join_kernel import join_kernel
+from paged_kernels.triton_impl.tiles import Tile, Tiles, tiles_for
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _LOG2_E = math.log2(math.e)
 _MAX_SPLITS = 64
 MIN_SPLIT_TOKENS = 128
@@ -29,85 +31,10 @@ _PROGRAMS_PER_UNIT = 2
 _JOINED_AT_ONCE = 16
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A kernel's shape: block_m lines (query token x query head) by block_n keys; warps, pipeline stages."""
-
-    block_m: int
-    block_n: int
-    warps: int
-    stages: int
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """The tile of rows so short that one tile holds them (decodes), and that of longer rows.
-
-    few: instead of `short`, with as many lines, where there is less than one program for each half of a
-    multiprocessor.
-    """
-
-    short: Tile
-    long: Tile
-    few: Tile | None = None
-
-
-@lru_cache(maxsize=256)
-def choose_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
-    """Tiles for a dtype, head_dim and number of query heads per KV head.
-
-    Short rows are bound by bandwidth: the fewest lines that hold the group. Long rows are bound by
-    arithmetic: as many lines as registers and shared memory allow. Float32 products take no matrix unit, so
-    their tiles are small.
-    """
-    width = triton.next_power_of_2(head_dim)
-    lines = max(16, triton.next_power_of_2(group))
-    if dtype == torch.float32:
-        return Tiles(Tile(lines, 32 if width <= 128 else 16, 8, 2), Tile(max(32, lines), 16, 8, 2))
-    short = Tile(lines, 64 if width <= 128 else 32, 4, 3)
-    if width <= 128:
-        return Tiles(short, Tile(max(128, lines), 64, 8, 3))
-    return Tiles(short, Tile(max(64, lines), 64, 8, 2))
-
-
-# By the device's name: (short, few, long) tiles of 16-bit dtypes, head_dim 65..128 and groups up to 16.
-# Measured by benchmarks/gpu_check.py; see benchmarks/gpu-notes.md.
-_TUNED = {"NVIDIA H200": (Tile(16, 64, 2, 4), Tile(16, 128, 4, 3), Tile(128, 128, 8, 3))}
-# The same over an e4m3 pool; benchmarks/gpu_fp8.py measures them.
-_TUNED_FP8 = {"NVIDIA H200": (Tile(16, 64, 2, 5), Tile(16, 128, 4, 5), Tile(64, 128, 4, 2))}
-
-
-@lru_cache(maxsize=256)
-def tiles_for(
-    device: torch.device, dtype: torch.dtype, head_dim: int, group: int, fp8_pool: bool = False
-) -> Tiles:
-    """choose_tiles, or what was measured to be faster on this very device."""
-    tiles = choose_tiles(dtype, head_dim, group)
-    tuned = (_TUNED_FP8 if fp8_pool else _TUNED).get(machine.name(device))
-    if tuned is None or dtype == torch.float32 or not 64 < head_dim <= 128:
-        return tiles
-    short, few, long = tuned
-    lines = tiles.short.block_m
-    if lines > 16:
-        return replace(tiles, long=replace(long, block_m=max(long.block_m, lines)))
-    return Tiles(short, long, few)
-
-
 @lru_cache(maxsize=16)
 def _unused(device: torch.device) -> Tensor:
     """In place of partial results where nothing is split: of their dtype, so the same compiled kernel."""
     return torch.empty(1, dtype=torch.float32, device=device)
-
-
-@lru_cache(maxsize=64)
-def division_magic(divisor: int) -> tuple[int, int]:
-    """(m, s) with n // divisor == n * m >> s for 0 <= n < 2^31, and n * m < 2^63.
-
-    Round-up method of Granlund and Montgomery, "Division by invariant integers using multiplication" (PLDI
-    1994).
-    """
-    shift = 31 + (divisor - 1).bit_length()
-    return -(-(1 << shift) // divisor), shift
 
 
 def choose_splits(programs: int, max_context_len: int, units: int) -> int:
@@ -132,12 +59,13 @@ def paged_attention(
     softcap: float = 0.0,
     tiles: Tiles | None = None,
     splits: int | None = None,
+    work: DecodeWork | None = None,
 ) -> Tensor:
     """Causal attention of rows of any length over their blocks; arguments as in torch_impl.paged_attention.
 
     max_query_len and max_context_len must bound the rows: longer ones are attended wrongly. tiles and
-    splits override the chosen launch shapes, for measurements. Raises contracts.ArgumentError. Method: see
-    attention_kernel.
+    splits override the chosen launch shapes, for measurements. work: the list of these very rows, of one
+    token each, and no window. Raises contracts.ArgumentError. Method: see attention_kernel.
     """
     contracts.check_paged_attention(
         *(query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, max_query_len, max_context_len),
@@ -148,6 +76,9 @@ def paged_attention(
     rows, group = context_lens.shape[0], query.shape[1] // k_pool.shape[2]
     if rows == 0 or query.shape[0] == 0:
         return out
+    if work is not None:
+        _check_work(work, query, k_pool, rows, window)
+        return attend_listed(query, k_pool, v_pool, block_tables, cu_query_lens, scale, softcap, out, work)
     tiles = tiles or tiles_for(query.device, query.dtype, query.shape[2], group, is_fp8(k_pool))
     args = (query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale, max_context_len, out)
     call = _Call(*args, splits=splits, window=window, softcap=softcap)
@@ -159,6 +90,17 @@ def paged_attention(
         count = query.shape[0] // (tiles.long.block_m // group) + rows
         call.launch(tiles.long, count, short_len + 1, max_query_len, one_tile=False)
     return out
+
+
+def _check_work(work: DecodeWork, query: Tensor, k_pool: Tensor, rows: int, window: int) -> None:
+    heads = k_pool.shape[2], query.shape[1] // k_pool.shape[2]
+    if work.rows != rows or work.heads != heads or query.shape[0] > rows:
+        raise contracts.ArgumentError(
+            f"work: of {work.rows} rows and heads {work.heads}, the call has {rows} rows, "
+            f"{query.shape[0]} tokens and heads {heads}"
+        )
+    if window:
+        raise contracts.ArgumentError(f"work: window {window}, a work list is of whole contexts")
 
 
 @dataclass(frozen=True)
@@ -182,7 +124,7 @@ class _Call:
         """Attend the rows of min_len..max_len queries with count tiles, then join what was split."""
         query, pool, out = self.query, self.k_pool, self.out
         wide = query.dtype == torch.float32
-        read = fp8.ReadPools.of(pool, self.v_pool, pairs=one_tile and (INTERPRETED or not wide))
+        read = fp8.ReadPools.of(pool, self.v_pool, pairs=one_tile and (machine.INTERPRETED or not wide))
         (kv_heads, head_dim), group = pool.shape[2:], query.shape[1] // pool.shape[2]
         units, overlap = machine.units(query.device), machine.overlaps(query.device)
         most_keys = self.max_context_len
@@ -226,7 +168,7 @@ class _Call:
             block_d,
             one_tile,
             "ieee",
-            INTERPRETED or (read.scaled and wide),
+            machine.INTERPRETED or (read.scaled and wide),
             overlap,
             self.window > 0,
             self.softcap > 0,

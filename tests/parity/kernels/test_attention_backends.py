@@ -6,9 +6,11 @@ trial is a table of seconds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from paged_kernels import attention_choice, attention_trial, dispatch, torch_impl
 from paged_kernels.attention_backends import ByPhase, with_attention
@@ -151,6 +153,30 @@ def test_auto_takes_the_fastest_of_each_phase_and_says_why(monkeypatch: pytest.M
         ("own", "decode", False), ("own", "mixed", False), (FLASH2, "decode", True), (FLASH2, "mixed", True),
         (FLASH4, "decode", True), (FLASH4, "mixed", True),
     ]  # fmt: skip
+
+
+def test_work_lists_stay_with_the_attention_that_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another decodes there are none; where only prompts go elsewhere they reach the decodes alone."""
+    fake_flash.install(monkeypatch, flash2=True, flash4=True)
+    given: list[Any] = []
+
+    def own(*arguments: Any, work: Any = None) -> Tensor:
+        given.append(work)
+        return arguments[0]
+
+    kernels = replace(own_kernels(), paged_attention=own, decode_work=lambda *_: "a list")
+    listed = with_attention(kernels, "auto", CUDA, SHAPE, BOUNDS, Table(dict(FASTER_IN_ONE)))
+    assert listed.decode_work is kernels.decode_work
+    query, lens = torch.zeros(2, 1, 4), torch.zeros(2)
+    listed.paged_attention(query, None, None, None, None, lens, 1.0, 1, 9, work="a list")
+    listed.paged_attention(query, None, None, None, None, lens, 1.0, 1, 9)
+    assert given == ["a list", None]
+    slow = FASTER_IN_ONE | {("own", "decode"): 9e-3}
+    assert with_attention(kernels, "auto", CUDA, SHAPE, BOUNDS, Table(slow)).decode_work is None
+    flash = with_attention(kernels, "flash", CUDA, SHAPE, BOUNDS, Table(dict(FASTER_IN_ONE)))
+    assert flash.decode_work is None
+    by_torch = with_attention(kernels, "torch", torch.device("cpu"), SHAPE, BOUNDS, Table({}))
+    assert by_torch.decode_work is None
 
 
 def test_flash_by_name_never_takes_another(monkeypatch: pytest.MonkeyPatch) -> None:

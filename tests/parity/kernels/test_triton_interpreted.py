@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from paged_kernels.testing import TOLERANCE
 from paged_kernels.triton_impl import paged_attention as launch
+from paged_kernels.triton_impl import tiles as tiles_of
 from tests.parity.kernels import interpreted
 
 
@@ -65,6 +66,6 @@ def test_splits_fill_the_device_and_no_more(programs: int, context: int, units: 
 def test_a_tile_holds_the_group_at_every_head_dim(dtype: torch.dtype) -> None:
     for head_dim in range(1, 257):
         for group in (1, 3, 8, 16, 17, 71):
-            tiles = launch.choose_tiles(dtype, head_dim, group)
+            tiles = tiles_of.choose_tiles(dtype, head_dim, group)
             assert tiles.short.block_m >= max(16, group)
             assert tiles.long.block_m >= tiles.short.block_m
