@@ -15,12 +15,12 @@ from paged_kernels.triton_impl.likelihood import below, exp2, key_of, lowest_key
 
 SPAN = 256
 """Logits that share one peak in `spans`."""
-ROOM = 2048
+ROOM = 4096
 """Candidates that are searched in registers."""
-SPANS_AT_ONCE = 8
+SPANS_AT_ONCE = 16
 """Spans that are looked through at once for candidates."""
 _NUCLEUS = tl.constexpr(32)  # the first guess at the tokens of a nucleus
-_HOPELESS = tl.constexpr(8.0)  # give up if 8 times as many as are needed at the least were too many
+_HOPELESS = tl.constexpr(2.0)  # give up if twice as many as are needed at the least were too many
 
 
 # fmt: off

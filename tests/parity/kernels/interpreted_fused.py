@@ -23,5 +23,5 @@ if __name__ == "__main__":
     )
     errors |= split_errors("cpu", torch.float32) | expert_errors("cpu", torch.float32)
     wrong = sampling_mismatches("cpu", samples=7, vocab=5000) + step_input_mismatches("cpu")
-    wrong += filter_mismatches("cpu", samples=20, vocab=4999)
+    wrong += filter_mismatches("cpu", samples=16, vocab=6007)
     print(json.dumps({"errors": errors, "mismatches": wrong}))
