@@ -1,14 +1,17 @@
 # mypy: disable-error-code="no-untyped-call"
 """Products of some tens to hundreds of tokens: checked, timed alone and in a chain of layers.
 
-`python -m benchmarks.gpu_products --size 0.6B --out FILE`
+`python -m benchmarks.gpu_products --size 0.6B --out FILE --checked RIGHT`, after `--check 0/1 --out RIGHT`
 
 Owns the candidates and the chain of a decoder's layers without attention; knows no step: gpu_step times
 those, with --split-tokens 0 by the library's products. Invariant: a chain's weights do not fit the L2 cache.
 """
 
 import argparse
+import itertools
 import json
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,23 +23,27 @@ from torch import Tensor
 
 from benchmarks.gpu_parts import time_us
 from paged_kernels.testing import relative_error
-from paged_kernels.triton_impl import fused_linear, norms, rotate_store, split_linear
+from paged_kernels.triton_impl import fused_linear, machine, norms, rotate_store, split_linear, stream_linear
 from paged_kernels.triton_impl.split_linear import Shape
+from paged_kernels.triton_impl.stream_linear import Stream
 
 DTYPE, HEAD_DIM, EPS = torch.bfloat16, 128, 1e-6
-TOKENS = (16, 32, 64, 96, 128, 192, 256)
-Choice = dict[str, Shape | None]
+Choice = Shape | Stream | None
+Choices = dict[str, Choice]
+_MOST_HELD = 1 << 23
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A decoder's widths: hidden states, query heads, KV heads, the MLP; and the layers of its chain."""
+    """A decoder's widths: hidden states, query heads, KV heads, the MLP; and the layers and tokens of its
+    chain."""
 
     hidden: int
     heads: int
     kv_heads: int
     mlp: int
     layers: int
+    tokens: tuple[int, ...]
 
     def products(self) -> dict[str, tuple[int, int]]:
         """Input and output features by name."""
@@ -49,19 +56,54 @@ class Sizes:
         }
 
 
-MODELS = {"0.6B": Sizes(1024, 16, 8, 3072, 28), "8B": Sizes(4096, 32, 8, 14336, 4)}
+MODELS = {
+    "0.6B": Sizes(1024, 16, 8, 3072, 28, (16, 32, 64, 96, 128, 256)),
+    "8B": Sizes(4096, 32, 8, 14336, 8, (1, 16, 32, 64, 128, 256)),
+}
 
 
-def candidates(tokens: int, inside: int, outside: int) -> list[Shape]:
+def candidates(tokens: int, inside: int, outside: int, gated: bool) -> list[Choice]:
     """Launch shapes worth a try: the chosen one first, where there is one."""
-    lines = min(128, max(16, triton.next_power_of_2(tokens)))
-    found = [Shape(64, 256, chunks, lines, 4, 4, held=True) for chunks in (1, 2, 4)]
-    found += [Shape(64, 64, chunks, lines, 4, 5, held=False) for chunks in (8, 16)]
-    found += [Shape(128, 64, chunks, lines, 8, 4, held=False) for chunks in (8, 16, 28, 64)]
-    found += [Shape(64, 128, chunks, lines, 4, 4 if lines < 128 else 3, held=False) for chunks in (4, 8, 32)]
-    fitting = [shape for shape in found if split_linear.fits(shape, inside, outside)]
+    small = inside * outside <= _MOST_HELD
+    found = small_streams(tokens, gated) if small else stream_shapes(tokens, gated)
+    found = [shape for shape in found if _is_even(shape, tokens, inside, outside)]
     chosen = fused_linear.shape_for(tokens, inside, outside)
-    return [chosen, *(shape for shape in fitting if shape != chosen)] if chosen else fitting
+    return [chosen, *found] if chosen else [*found]
+
+
+def stream_shapes(tokens: int, gated: bool) -> list[Stream]:
+    lines = min(128, max(16, triton.next_power_of_2(tokens)))
+    if gated:
+        paired = [Stream(64, 1, lines, k, 4, gated=True, paired=True) for k in (64, 128)]
+        return [*(Stream(128, 1, lines, k, 8, gated=True) for k in (64, 128)), *paired]
+    found = [Stream(64, parts, lines, 128, 4) for parts in (1, 2)]
+    found += [Stream(128, parts, lines, 128, 4) for parts in (2, 4)]
+    return [*found, *(Stream(64, parts, lines, 64, 4) for parts in (1, 2))]
+
+
+def small_streams(tokens: int, gated: bool) -> list[Stream]:
+    """Tiles of all tokens, or of some: the weights are then read once, and again from the L2 cache."""
+    whole = max(16, triton.next_power_of_2(tokens))
+    lines = sorted({min(128, whole), min(128, max(16, whole // 2)), max(16, whole // 4)}, reverse=True)
+    if gated:
+        return [Stream(64, 1, t, 64, 4, gated=True, paired=True) for t in lines]
+    forms = itertools.product((64, 128), (1, 2, 4, 8), lines)
+    return [Stream(rows, parts, t, 64, 4, paired=True) for rows, parts, t in forms if rows + t < 256]
+
+
+def _is_even(shape: Stream, tokens: int, inside: int, outside: int) -> bool:
+    """Whether all multiprocessors have work, with one program each or two."""
+    programs = outside // (shape.rows * (1 + shape.gated)) * shape.parts
+    programs *= triton.cdiv(tokens, shape.block_t)
+    few = 48 if shape.gated else 88
+    return few <= programs <= 132 * (1 + shape.paired) and stream_linear.fits(shape, inside, outside)
+
+
+def choose(tokens: int, inside: int, outside: int, gated: bool) -> Choice:
+    """What a step takes."""
+    units = machine.units(torch.device("cuda"))
+    small = fused_linear.shape_for(tokens, inside, outside)
+    return small or fused_linear.stream_for(tokens, inside, outside, gated, units)
 
 
 def say(report: dict[str, Any], table: str, **row: Any) -> None:
@@ -69,25 +111,41 @@ def say(report: dict[str, Any], table: str, **row: Any) -> None:
     print(table, json.dumps(row), flush=True)
 
 
-def label(shape: Shape | None) -> str:
+def label(shape: Choice) -> str:
     if shape is None:
         return "library"
+    if isinstance(shape, Stream):
+        kind = ("gated " if shape.gated else "") + ("paired " if shape.paired else "")
+        work = f"{shape.rows} x {shape.block_k} in {shape.parts}"
+        return f"stream {kind}{work}, {shape.block_t} tokens, {shape.warps} warps"
     kind = "held" if shape.held else f"in {shape.stages} stages"
     tile = f"{shape.block_n}x{shape.block_k}x{shape.chunks}"
     return f"{tile}, {shape.block_t} tokens, {shape.warps} warps, {kind}"
 
 
-def fault(tokens: int, inside: int, outside: int, shape: Shape) -> str:
+def named(shape: Shape | Stream, weight: tuple[int, int]) -> str:
+    """What tells apart the cases to check."""
+    return f"{label(shape)} of {weight[0]} x {weight[1]}"
+
+
+def fault(inside: int, outside: int, shape: Shape | Stream) -> str:
     """What is wrong with a candidate: its error against float64, tokens filling no tile, or its failure."""
-    x = torch.randn((max(1, tokens - 3), inside), device="cuda", dtype=DTYPE)
-    weight = torch.randn((outside, inside), device="cuda", dtype=DTYPE)
-    bias = torch.randn(outside, device="cuda", dtype=DTYPE)
+    tokens = shape.block_t - 3 + shape.block_t // 128 * shape.block_t
+    x = torch.randn((tokens, inside), device="cuda", dtype=DTYPE)
+    weight = torch.randn((outside, inside), device="cuda", dtype=DTYPE) / inside**0.5
     try:
-        parts = split_linear.split_linear(x, weight, bias, shape)
-    except (RuntimeError, triton.runtime.errors.OutOfResources) as error:
+        parts = _product(x, weight, shape)
+        again = _product(x, weight, shape)
+        torch.cuda.synchronize()
+    except (RuntimeError, triton.runtime.errors.OutOfResources, triton.CompilationError) as error:
         return str(error).splitlines()[0]
-    error = relative_error(parts.double().sum(0), x.double() @ weight.double().T + bias.double())
-    return "" if error < (1e-4 if parts.shape[0] > 1 else 5e-3) else f"relative error {error:.1e}"
+    wanted = x.double() @ weight.double().T
+    if isinstance(shape, Stream) and shape.gated:
+        wanted = F.silu(wanted[:, : outside // 2]) * wanted[:, outside // 2 :]
+    if not torch.equal(parts, again):
+        return "differs between runs"
+    error = relative_error(parts.double().view(-1, *wanted.shape).sum(0), wanted)
+    return "" if error < (1e-4 if parts.dtype == torch.float32 else 5e-3) else f"relative error {error:.1e}"
 
 
 class Chain:
@@ -108,12 +166,12 @@ class Chain:
         self.pool = torch.zeros((2, 16, 16, sizes.kv_heads, HEAD_DIM), device="cuda", dtype=DTYPE)
         self.slots = torch.arange(256, device="cuda", dtype=torch.int32)
 
-    def us(self, tokens: int, choice: Choice) -> float:
+    def us(self, tokens: int, choice: Choices) -> float:
         """Microseconds of a layer."""
         hidden = torch.randn((tokens, self.sizes.hidden), device="cuda", dtype=DTYPE)
         return time_us(lambda: self._run(hidden, choice), calls=1, replays=9) / self.sizes.layers
 
-    def alone_us(self, tokens: int, name: str, shape: Shape | None) -> float:
+    def alone_us(self, tokens: int, name: str, shape: Choice) -> float:
         """Microseconds of one product, over the weights of all layers."""
         inside, _ = self.sizes.products()[name]
         x = torch.randn((tokens, inside), device="cuda", dtype=DTYPE)
@@ -124,7 +182,7 @@ class Chain:
 
         return time_us(run, calls=1, replays=7) / self.sizes.layers
 
-    def _run(self, hidden: Tensor, choice: Choice) -> None:
+    def _run(self, hidden: Tensor, choice: Choices) -> None:
         delta: Tensor | None = None
         tokens = hidden.shape[0]
         slots = self.slots[:tokens]
@@ -138,50 +196,85 @@ class Chain:
             delta = _product(attended, layer["out"], choice.get("out"))
             normed = norms.add_rms_norm(hidden, delta, self.gain, EPS)
             gate_up = _product(normed, layer["gate_up"], choice.get("gate_up"))
-            delta = _product(norms.silu_mul(gate_up, DTYPE), layer["down"], choice.get("down"))
+            if gate_up.shape[-1] != self.sizes.mlp:
+                gate_up = norms.silu_mul(gate_up, DTYPE)
+            delta = _product(gate_up.view(tokens, -1), layer["down"], choice.get("down"))
 
 
-def _product(x: Tensor, weight: Tensor, shape: Shape | None) -> Tensor:
-    return F.linear(x, weight) if shape is None else split_linear.split_linear(x, weight, None, shape)
+def _product(x: Tensor, weight: Tensor, shape: Choice) -> Tensor:
+    if shape is None:
+        return F.linear(x, weight)
+    if isinstance(shape, Stream):
+        return stream_linear.stream_linear(x, weight, None, shape)
+    return split_linear.split_linear(x, weight, None, shape)
 
 
-def compare(report: dict[str, Any], size: str) -> None:
-    """By tokens: the library's layer, the chosen one, and each product's candidates in the chosen layer."""
+def check(out: Path, share: str) -> None:
+    """Every n-th candidate, compiled and compared with float64; the right ones' names go to out."""
+    first, every = map(int, share.split("/"))
+    cases: dict[str, tuple[int, int, Shape | Stream]] = {}
+    for size in MODELS.values():
+        for tokens, (name, weight) in itertools.product(size.tokens, size.products().items()):
+            for shape in candidates(tokens, *weight, name == "gate_up"):
+                if shape is not None:
+                    cases[named(shape, weight)] = (*weight, shape)
+    right = []
+    for name, case in sorted(cases.items())[first::every]:
+        wrong = fault(*case)
+        if wrong:
+            print("wrong", name, wrong, flush=True)
+        else:
+            right.append(name)
+            out.write_text(json.dumps(right))
+
+
+def compare(
+    report: dict[str, Any], size: str, numbers: Sequence[int], right: set[str], seconds: float
+) -> None:
+    """By tokens: the library's layer, and each product's candidates, the best of each kept for the next."""
     chain, products = Chain(MODELS[size]), MODELS[size].products()
-    for tokens in TOKENS:
-        chosen: Choice = {name: fused_linear.shape_for(tokens, *sizes) for name, sizes in products.items()}
-        say(report, "layer", size=size, tokens=tokens, library=round(chain.us(tokens, {}), 2),
-            chosen=round(chain.us(tokens, chosen), 2))  # fmt: skip
-        for name, sizes in products.items():
+    end = time.monotonic() + seconds
+    for tokens in numbers:
+        choice: Choices = {name: choose(tokens, *products[name], name == "gate_up") for name in products}
+        library, chosen = chain.us(tokens, {}), chain.us(tokens, choice)
+        for name in ("gate_up", "down", "qkv", "out"):
+            weight = products[name]
             alone, inside = {}, {}
-            for shape in (None, *candidates(tokens, *sizes)):
-                wrong = "" if shape is None else fault(tokens, *sizes, shape)
-                if wrong:
-                    say(
-                        report, "wrong", size=size, tokens=tokens, product=name, shape=label(shape), why=wrong
-                    )
+            for shape in (None, *candidates(tokens, *weight, name == "gate_up")):
+                known = shape is None or named(shape, weight) in right
+                if not known or time.monotonic() > end:
                     continue
                 alone[label(shape)] = round(chain.alone_us(tokens, name, shape), 2)
-                inside[label(shape)] = round(chain.us(tokens, {**chosen, name: shape}), 2)
-            say(report, "product", size=size, tokens=tokens, product=name, chosen=label(chosen[name]),
+                inside[label(shape)] = round(chain.us(tokens, {**choice, name: shape}), 2)
+                if inside[label(shape)] == min(inside.values()):
+                    best = shape
+            if inside:
+                choice[name] = best
+            say(report, "product", size=size, tokens=tokens, product=name, chosen=label(choice[name]),
                 alone_us=alone, layer_us=inside)  # fmt: skip
+        say(report, "layer", size=size, tokens=tokens, library=round(library, 2), chosen=round(chosen, 2),
+            best=round(chain.us(tokens, choice), 2), again=round(chain.us(tokens, {}), 2),
+            choice={name: label(shape) for name, shape in choice.items()})  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Products of a decode step.")
     parser.add_argument("--size", choices=list(MODELS), default="0.6B")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--check", metavar="I/N", help="only compile and check one of N shares of the shapes")
+    parser.add_argument("--checked", type=Path, nargs="*", default=[], help="what the shares wrote")
+    parser.add_argument("--tokens", type=int, nargs="*", help="only these")
+    parser.add_argument("--seconds", type=float, default=60.0, help="no further timing after these")
     options = parser.parse_args()
     torch.manual_seed(0)
+    if options.check:
+        check(options.out, options.check)
+        return
     report: dict[str, Any] = {}
-    say(
-        report,
-        "machine",
-        device=torch.cuda.get_device_name(),
-        torch=torch.__version__,
-        triton=triton.__version__,
-    )
-    compare(report, options.size)
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    say(report, "machine", device=torch.cuda.get_device_name(), **versions)
+    right = {name for path in options.checked if path.exists() for name in json.loads(path.read_text())}
+    compare(report, options.size, options.tokens or MODELS[options.size].tokens, right, options.seconds)
     options.out.write_text(json.dumps(report, indent=1))
 
 

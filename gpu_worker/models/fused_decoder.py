@@ -163,8 +163,7 @@ class FusedDecoder:
         if layer.experts is not None:
             return self._mixture(layer.experts, normed)
         gate_up, down = layer.mlp
-        gated = fused.silu_mul(fused.linear(normed, gate_up, layer.gate_up_bias), hidden.dtype)
-        return fused.linear(gated, down, layer.down_bias)
+        return fused.linear(fused.gated_linear(normed, gate_up, layer.gate_up_bias), down, layer.down_bias)
 
     def _mixture(self, experts: Experts, normed: Tensor) -> Tensor:
         """Parts [C, T, hidden] of the tokens' experts, as add_rms_norm sums them."""

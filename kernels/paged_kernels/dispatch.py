@@ -38,15 +38,16 @@ class FusedKernels:
     """Operations that save launches, where a backend has them; see triton_impl and fused_reference.
 
     linear_for(tokens, weights, dtype): a product that takes norm, activation and residual along, or None.
-    linear(x, weight, bias): the product, or parts of it, which add_rms_norm, silu_mul and rotate_store take.
+    linear(x, weight, bias): the product, or parts of it, which add_rms_norm and rotate_store take.
+    gated_linear(x, weight, bias): silu(gate) * up of a weight that packs both.
     expert_blocks(x, ids, shares, gate_up, down): a mixture of experts in parts, which add_rms_norm takes.
     """
 
     add_rms_norm: Callable[..., Tensor]
-    silu_mul: Callable[..., Tensor]
     rotate_store: Callable[..., Tensor]
     linear_for: Callable[..., Callable[..., Tensor] | None]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    gated_linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     expert_blocks: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     embed_tokens: Callable[..., Tensor]
     gather_tables: Callable[..., None]

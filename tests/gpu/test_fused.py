@@ -12,6 +12,7 @@ from tests.fixtures.expert_cases import expert_errors
 from tests.fixtures.fused_cases import fused_errors, step_input_mismatches
 from tests.fixtures.sampling_cases import filter_mismatches, sampling_mismatches
 from tests.fixtures.split_cases import split_errors
+from tests.fixtures.stream_cases import stream_errors
 from tests.gpu.compiled_first import compiled_first
 
 pytestmark = [
@@ -54,9 +55,20 @@ def test_mixtures_of_experts_equal_their_reference(dtype: torch.dtype) -> None:
     assert not {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]}
 
 
-@pytest.mark.skipif(
+on_hopper = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="cut only on Hopper"
 )
+
+
+@on_hopper
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_streamed_products_equal_float64(dtype: torch.dtype) -> None:
+    errors = stream_errors("cuda", dtype)
+    assert len(errors) == 27
+    assert not {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]}
+
+
+@on_hopper
 @pytest.mark.parametrize("tokens", [3, 16, 17, 32, 48, 64, 96, 128, 192, 256])
 def test_chosen_products_equal_float64(tokens: int) -> None:
     """With the weights of Qwen3-0.6B: qkv, out, gate and up, down."""
@@ -70,6 +82,27 @@ def test_chosen_products_equal_float64(tokens: int) -> None:
         error = relative_error(parts.double().sum(0), x.double() @ weight.double().T)
         assert error < (1e-5 if parts.shape[0] > 1 else 5e-3)
         assert torch.equal(fused_linear.linear(x, weight).view_as(parts), parts)
+
+
+@on_hopper
+@pytest.mark.parametrize("tokens", [1, 7, 16, 33, 64, 100, 128, 129])
+@pytest.mark.parametrize(
+    ("inside", "outside"), [(4096, 6144), (14336, 4096), (4096, 28672), (2560, 19456), (4104, 4104)]
+)
+def test_large_products_equal_float64(tokens: int, inside: int, outside: int) -> None:
+    """With the weights of Llama-3.1-8B, and with sizes that no shape divides."""
+    generator = torch.Generator(device="cuda").manual_seed(tokens)
+    x = torch.randn((tokens, inside), generator=generator, device="cuda").bfloat16()
+    weight = torch.randn((outside, inside), generator=generator, device="cuda").bfloat16() / inside**0.5
+    parts = fused_linear.linear(x, weight).view(-1, tokens, outside)
+    wanted = x.double() @ weight.double().T
+    assert relative_error(parts.double().sum(0), wanted) < 5e-3
+    gated = fused_linear.gated_linear(x, weight)
+    assert gated.shape == (tokens, outside // 2)
+    half = outside // 2
+    error = relative_error(gated, torch.nn.functional.silu(wanted[:, :half]) * wanted[:, half:])
+    assert error < 1e-2
+    assert torch.equal(fused_linear.gated_linear(x, weight), gated)
 
 
 @pytest.mark.parametrize("vocab", [151936, 50257, 384])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpu_worker.model_runner import ModelRunner
-from paged_kernels.triton_impl import fused_linear
+from paged_kernels.triton_impl import fused_linear, machine
 from tests.fixtures.graph_cases import SHAPES, all_outputs, tiny_folder
 from tests.fixtures.prefix_crowd import listing, most_together, prefix_outputs
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
@@ -72,3 +72,26 @@ def test_a_replay_of_products_in_parts_is_the_eager_pass_on_the_same_padded_step
     folder = write_tiny_model(tmp_path / "wide", shape)
     eager = all_outputs(runner(folder, "bfloat16", "padded, eager"), 5)
     assert all_outputs(runner(folder, "bfloat16", "on"), 5) == eager
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+    reason="streamed only on Hopper",
+)
+def test_a_replay_of_streamed_products_is_the_eager_pass_on_the_same_padded_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the kernels of large weights for small ones, on the multiprocessors that those would fill."""
+    monkeypatch.setattr(fused_linear, "MOST_TOKENS", 0)
+    monkeypatch.setattr(fused_linear, "_FEWEST_STREAMED", 0)
+    monkeypatch.setattr(machine, "units", lambda _device: 8)
+    fused_linear.stream_for.cache_clear()
+    try:
+        for inside, outside in ((512, 1024), (512, 512), (512, 2048), (1024, 512)):
+            assert fused_linear.stream_for(6, inside, outside, outside == 2048, 8) is not None
+        shape = TinyShape("qwen3", seed=8, hidden=512, heads=8, kv_heads=4, head_dim=64, intermediate=1024)
+        folder = write_tiny_model(tmp_path / "wide", shape)
+        eager = all_outputs(runner(folder, "bfloat16", "padded, eager"), 5)
+        assert all_outputs(runner(folder, "bfloat16", "on"), 5) == eager
+    finally:
+        fused_linear.stream_for.cache_clear()

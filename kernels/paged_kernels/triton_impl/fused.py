@@ -8,10 +8,10 @@ from paged_kernels.triton_impl import experts, fused_linear, norms, rotate_store
 
 FUSED = FusedKernels(
     add_rms_norm=norms.add_rms_norm,
-    silu_mul=norms.silu_mul,
     rotate_store=rotate_store.rotate_store,
     linear_for=fused_linear.linear_for,
     linear=fused_linear.linear,
+    gated_linear=fused_linear.gated_linear,
     expert_blocks=experts.expert_blocks,
     embed_tokens=step_inputs.embed_tokens,
     gather_tables=step_inputs.gather_tables,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.model_runner import ModelRunner
+from paged_kernels.triton_impl.norms import silu_mul
 from paged_kernels.triton_impl.split_linear import Shape, split_linear
 from tests.fixtures.graph_cases import SHAPES, all_outputs, tiny_folder
 from tests.fixtures.hand_plans import HandPlanner, HandSequence
@@ -40,6 +41,10 @@ def in_parts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return split_linear(x, weight, bias, IN_PARTS)
 
 
+def gated_in_parts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return silu_mul(in_parts(x, weight, bias), x.dtype)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     results = {}
@@ -55,7 +60,7 @@ if __name__ == "__main__":
             runner = make_runner(folder, backend="triton", **sizes)
             assert (runner.fused is None) == (name == PLAIN)
             if name == "qwen3":
-                runner.fused.fused = replace(runner.fused.fused, linear=in_parts)
+                runner.fused.fused = replace(runner.fused.fused, linear=in_parts, gated_linear=gated_in_parts)
             if name in ("qwen3", MIXTURE, PLAIN):
                 runner.capture_graphs(captured=False)
             results[name] = {
