@@ -79,6 +79,19 @@ def _fetch_weights(
 
 
 @gluon.jit
+def _multiply(gate, up, values, acc, up_acc, gated: gl.constexpr):
+    """Sets the matrix units to work on one chunk, and waits until they have done with the one before."""
+    right = values.permute((1, 0))
+    acc = warpgroup_mma(gate, right, warpgroup_mma_init(acc), is_async=True)
+    if gated:
+        up_acc = warpgroup_mma(up, right, warpgroup_mma_init(up_acc), is_async=True)
+        acc, up_acc = warpgroup_mma_wait(num_outstanding=2, deps=[acc, up_acc])
+    else:
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])
+    return acc, up_acc
+
+
+@gluon.jit
 def _store(
     out, acc, bias, row, line, tokens, out_features,
     rows: gl.constexpr, block_t: gl.constexpr, biased: gl.constexpr,
@@ -135,22 +148,14 @@ def _stream_kernel(
     for stage in gl.static_range(stages):
         _fetch(x, [line, (first + stage) * block_k], bars.index(stage), values.index(stage))
 
-    acc = warpgroup_mma_init(gl.zeros([rows, block_t], gl.float32, layout))
+    acc = gl.zeros([rows, block_t], gl.float32, layout)
     up_acc = acc
-    if gated:
-        up_acc = warpgroup_mma_init(gl.zeros([rows, block_t], gl.float32, layout))
     for chunk in range(count):
         current = chunk % stages
         mbarrier.wait(bars.index(current), chunk // stages & 1)
-        right = values.index(current).permute((1, 0))
-        acc = warpgroup_mma(gates.index(current), right, acc, is_async=True)
-        if gated:
-            up_acc = warpgroup_mma(ups.index(current), right, up_acc, is_async=True)
-            acc, up_acc = warpgroup_mma_wait(num_outstanding=2, deps=[acc, up_acc])
-            acc, up_acc = warpgroup_mma_init(acc), warpgroup_mma_init(up_acc)
-        else:
-            acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])
-            acc = warpgroup_mma_init(acc)
+        acc, up_acc = _multiply(
+            gates.index(current), ups.index(current), values.index(current), acc, up_acc, gated
+        )
         _barrier()  # all warps have done with the chunk before
         later = chunk - 1 + stages
         if (chunk > 0) & (later < count):
