@@ -69,13 +69,14 @@ def _wait_for_dependencies():
 
 @gluon.jit
 def _fetch_weights(
-    weight, gate, up, bar, row, up_row, start, bytes_a_stage: gl.constexpr, gated: gl.constexpr
+    weight, gates, ups, bars, stage, row, up_row, start,
+    bytes_a_stage: gl.constexpr, gated: gl.constexpr,
 ):
-    """Asks for one chunk of the weights; the barrier also waits for the tokens' bytes."""
-    mbarrier.expect(bar, bytes_a_stage)
-    _fetch(weight, [row, start], bar, gate)
+    """Asks for one chunk of the weights; its barrier also waits for the tokens' bytes."""
+    mbarrier.expect(bars.index(stage), bytes_a_stage)
+    _fetch(weight, [row, start], bars.index(stage), gates.index(stage))
     if gated:
-        _fetch(weight, [up_row, start], bar, up)
+        _fetch(weight, [up_row, start], bars.index(stage), ups.index(stage))
 
 
 @gluon.jit
@@ -89,6 +90,17 @@ def _multiply(gate, up, values, acc, up_acc, gated: gl.constexpr):
     else:
         acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])
     return acc, up_acc
+
+
+@gluon.jit
+def _finish(acc, up_acc, gated: gl.constexpr):
+    """The product, or silu(gate) * up."""
+    if gated:
+        acc, up_acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc, up_acc])
+        acc = acc / (1.0 + gl.exp(-acc)) * up_acc
+    else:
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+    return acc
 
 
 @gluon.jit
@@ -139,10 +151,8 @@ def _stream_kernel(
     first = gl.program_id(1) * chunks // gl.num_programs(1)
     count = (gl.program_id(1) + 1) * chunks // gl.num_programs(1) - first
     for stage in gl.static_range(stages):
-        _fetch_weights(
-            weight, gates.index(stage), ups.index(stage), bars.index(stage),
-            row, up_row, (first + stage) * block_k, bytes_a_stage, gated,
-        )
+        start = (first + stage) * block_k
+        _fetch_weights(weight, gates, ups, bars, stage, row, up_row, start, bytes_a_stage, gated)
     if overlap:
         _wait_for_dependencies()
     for stage in gl.static_range(stages):
@@ -153,24 +163,15 @@ def _stream_kernel(
     for chunk in range(count):
         current = chunk % stages
         mbarrier.wait(bars.index(current), chunk // stages & 1)
-        acc, up_acc = _multiply(
-            gates.index(current), ups.index(current), values.index(current), acc, up_acc, gated
-        )
+        gate, up = gates.index(current), ups.index(current)
+        acc, up_acc = _multiply(gate, up, values.index(current), acc, up_acc, gated)
         _barrier()  # all warps have done with the chunk before
         later = chunk - 1 + stages
         if (chunk > 0) & (later < count):
-            freed = later % stages
-            start = (first + later) * block_k
-            _fetch_weights(
-                weight, gates.index(freed), ups.index(freed), bars.index(freed),
-                row, up_row, start, bytes_a_stage, gated,
-            )
-            _fetch(x, [line, start], bars.index(freed), values.index(freed))
-    if gated:
-        acc, up_acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc, up_acc])
-        acc = acc / (1.0 + gl.exp(-acc)) * up_acc
-    else:
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+            freed, place = later % stages, (first + later) * block_k
+            _fetch_weights(weight, gates, ups, bars, freed, row, up_row, place, bytes_a_stage, gated)
+            _fetch(x, [line, place], bars.index(freed), values.index(freed))
+    acc = _finish(acc, up_acc, gated)
     _barrier()  # all warps have done with shared memory, which the results pass through
     part = out + gl.program_id(1).to(gl.int64) * tokens * out_features
     _store(part, acc, bias, row, line, tokens, out_features, rows, block_t, biased)
