@@ -115,8 +115,9 @@ class BatchBuilder:
         sample_positions, sample_rows = self._count[:count], rows
         if chunks:
             plain = (rows, query_lens, context_lens, input_ids, positions, slots)
-            parts = zip(plain, *(self._chunk_arrays(chunk) for chunk in chunks), strict=True)
-            rows, query_lens, context_lens, input_ids, positions, slots = map(np.concatenate, parts)
+            parts = [*([plain] if count else []), *map(self._chunk_arrays, chunks)]
+            joined = map(np.concatenate, zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
+            rows, query_lens, context_lens, input_ids, positions, slots = joined
             samplers = [chunk.samplers for chunk in chunks]
             samples = np.array([1] * count + [len(of_chunk) for of_chunk in samplers])
             sample_positions = (np.cumsum(query_lens, dtype=np.int32) - self._one).repeat(samples)
@@ -142,7 +143,7 @@ class BatchBuilder:
     def _chunk_arrays(self, chunk: Chunk) -> tuple[Int32Array, ...]:
         """rows [1], query_lens [1], context_lens [1], input_ids [n], positions [n], slot_mapping [n]."""
         positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
-        ids = self._rows.history[chunk.row, chunk.start : chunk.end]
+        ids = self._rows.history[chunk.row, chunk.start : chunk.end].copy()
         one = [np.array([value], np.int32) for value in (chunk.row, chunk.end - chunk.start, chunk.end)]
         return (*one, ids, positions, self._rows.slots_of(chunk.row, positions))
 

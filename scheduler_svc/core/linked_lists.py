@@ -32,9 +32,13 @@ class LinkedLists:
         """[k] the first element of each list, `end` for an empty one."""
         return self.next[lists + (self.end + 1)]
 
+    def head(self, list_number: int) -> int:
+        """The first element of one list, `end` for an empty one."""
+        return int(self.next[self.end + 1 + list_number])
+
     def walk(self, list_number: int) -> list[int]:
         """All elements of one list, front first."""
-        found, at = [], int(self.next[self.end + 1 + list_number])
+        found, at = [], self.head(list_number)
         while at != self.end:
             found.append(at)
             at = int(self.next[at])
@@ -54,6 +58,13 @@ class LinkedLists:
                 return
             self._link(elements[won], heads[won], old[won])
             elements, heads = elements[~won], heads[~won]
+
+    def push_one(self, element: int, list_number: int) -> None:
+        """Puts one element at the front of its list."""
+        before = self.end + 1 + list_number
+        after = self.next[before]
+        self.next[before] = element
+        self.next[element], self.prev[element], self.prev[after] = after, before, element
 
     def remove(self, elements: Index) -> None:
         """Takes elements out of whatever lists they are in, in O(1) each.

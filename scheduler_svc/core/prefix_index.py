@@ -24,6 +24,7 @@ MAX_SIBLINGS = 16
 """Children of one parent that are looked at for a match that ends inside a block."""
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_WORD = (1 << 64) - 1
 _NO_BLOCKS: Int32Array = np.empty(0, np.int32)
 
 
@@ -113,8 +114,9 @@ class PrefixIndex:
         at = np.array([block], np.int32)
         self.tokens[block, : len(tokens)], self.tokens[block, len(tokens) :] = tokens, 0
         self.fill[block], self.key_low[block], self.key_high[block] = len(tokens), 0, 0
-        self.uids[block], self.parents[block] = self._new_uids(1)[0], parent_uid
-        self._by_parent.push(at, self._child_buckets(self.parents[at], tokens[:1]))
+        self._last_uid += 1
+        self.uids[block], self.parents[block] = self._last_uid, parent_uid
+        self._by_parent.push_one(block, self._child_bucket(parent_uid, int(tokens[0])))
         self._note_published(at)
 
     def remove(self, blocks: Index) -> None:
@@ -154,9 +156,8 @@ class PrefixIndex:
         """
         if not len(tokens):
             return 0, 0
-        bucket = self._child_buckets(np.array([parent_uid], np.int64), tokens[:1])
         siblings: list[int] = []
-        at = int(self._by_parent.first(bucket)[0])
+        at = self._by_parent.head(self._child_bucket(parent_uid, int(tokens[0])))
         while at != self._end and len(siblings) < MAX_SIBLINGS:
             if self.parents[at] == parent_uid and self.published_in[at] < before:
                 siblings.append(at)
@@ -268,6 +269,11 @@ class PrefixIndex:
     def _child_buckets(self, parents: Int64Array, first_tokens: Int32Array) -> Int64Array:
         mixed = (parents.view(np.uint64) + first_tokens.astype(np.uint64)) * _MIX
         return ((mixed >> np.uint64(32)) & self._mask).astype(np.int64)
+
+    def _child_bucket(self, parent: int, first_token: int) -> int:
+        """`_child_buckets` of one."""
+        mixed = (parent + first_token) * int(_MIX) & _WORD
+        return (mixed >> 32) & int(self._mask)
 
     def _new_uids(self, count: int) -> Int64Array:
         first = self._last_uid + 1

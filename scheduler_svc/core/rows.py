@@ -230,7 +230,8 @@ class Rows:
             self.num_arrivals += 1
         self.room[row] = self.num_blocks[row] * self.block_size - end
         if self.room[row]:
-            self.next_slot[row] = self.slots_of(row, np.array([end], np.int32))[0]
+            logical, offset = divmod(end, self.block_size)
+            self.next_slot[row] = self.table[row, logical] * self.block_size + offset
 
     def append_tokens(self, rows: Int64Array, tokens: Int32Array) -> Int32Array:
         """One more known token for each of these rows (no row twice); returns the new lengths [k]."""
