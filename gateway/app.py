@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.auth import ApiKeys
+from gateway.body_room import BodyRoom
 from gateway.chat import ChatCompletions
 from gateway.completions import Completions
 from gateway.config import Settings
@@ -45,6 +46,7 @@ def build_app(
     """
     gate = Gate(settings, client)
     metrics = Metrics()
+    room = BodyRoom(settings.max_body_bytes)
     others = Others(gate, metrics, document(with_keys=keys.required))
 
     def route(path: str, method: str, handler: Handler, *, is_open: bool = False) -> Route:
@@ -54,6 +56,7 @@ def build_app(
             settings,
             keys,
             metrics,
+            room,
             is_open=is_open,
             takes_body=method == "POST",
             tracing=None if is_open else tracing,

@@ -34,7 +34,7 @@ class ChatCompletions:
         self._gate = gate
 
     async def __call__(self, exchange: Exchange) -> None:
-        body = await self._gate.parsed(ChatBody, exchange.body)
+        body = await self._gate.parsed(ChatBody, exchange)
 
         def begin(call_id: str, card: Card) -> _Answer:
             return _Answer(call_id, card, body, self._request(body, call_id, exchange.key))

@@ -32,7 +32,7 @@ class Completions:
         self._gate = gate
 
     async def __call__(self, exchange: Exchange) -> None:
-        body = await self._gate.parsed(CompletionBody, exchange.body)
+        body = await self._gate.parsed(CompletionBody, exchange)
 
         def begin(call_id: str, card: Card) -> _Answer:
             return _Answer(call_id, card, body, self._requests(body, call_id, exchange.key))

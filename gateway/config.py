@@ -34,7 +34,12 @@ class Settings(ProgramSettings):
     served_model_name: str = Field("", description="name of the model over HTTP; empty: the model's own")
     max_body_bytes: int = Field(16 << 20, ge=1, description="bytes of a request's body")
     max_prompts: int = Field(128, ge=1, description="prompts of one /v1/completions request")
-    body_seconds: float = Field(60.0, gt=0, description="time that a client has to send its body")
+    body_seconds: float = Field(
+        60.0, gt=0, description="time that a client has to send its request's head, and then its body"
+    )
+    stall_seconds: float = Field(
+        60.0, gt=0, description="time without a read at which a client's connection is ended"
+    )
     drain_seconds: float = Field(30.0, ge=0, description="how long SIGTERM lets running requests finish")
 
     otlp_traces_endpoint: str = Field(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.auth import ApiKeys
+from gateway.body_room import BodyRoom
 from gateway.config import Settings
 from gateway.errors import ApiError, from_octavo
 from gateway.exchange import ClientGone, Exchange, read_body, while_connected
@@ -39,6 +41,7 @@ class Endpoint:
         settings: Settings,
         keys: ApiKeys,
         metrics: Metrics,
+        room: BodyRoom,
         *,
         is_open: bool = False,
         takes_body: bool = False,
@@ -49,6 +52,7 @@ class Endpoint:
         self._settings = settings
         self._keys = keys
         self._metrics = metrics
+        self._room = room
         self._is_open = is_open
         self._takes_body = takes_body
         self._tracing = tracing
@@ -86,8 +90,12 @@ class Endpoint:
             exchange.key = self._keys.check(exchange.headers)
         if self._takes_body:
             limit, seconds = self._settings.max_body_bytes, self._settings.body_seconds
-            exchange.body = await read_body(exchange.headers, receive, limit, seconds)
-        await while_connected(receive, self._handle(exchange))
+            exchange.body, held = await read_body(exchange.headers, receive, limit, seconds, self._room)
+            exchange.when_parsed = partial(self._room.give, held)
+        try:
+            await while_connected(receive, self._handle(exchange))
+        finally:
+            exchange.drop_body()
 
     async def _handle(self, exchange: Exchange) -> None:
         await self._handler(exchange)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from gateway.body_room import BodyRoom
 from gateway.errors import ApiError
 
 REQUEST_ID = "x-request-id"
@@ -40,6 +42,8 @@ class Exchange:
         self.headers = Headers(scope=scope)
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.body = b""
+        self.when_parsed: Callable[[], None] | None = None
+        """Called once the body is needed no more."""
         self.key = ""
         self.status = 0
         """The status that was sent; 0 while none was."""
@@ -48,6 +52,13 @@ class Exchange:
         self.answer_headers: dict[str, str] = {}
         """Headers of whatever is answered."""
         self._send = send
+
+    def drop_body(self) -> None:
+        """Forgets the body. A stream outlives it by far. Idempotent."""
+        self.body = b""
+        if self.when_parsed is not None:
+            self.when_parsed()
+            self.when_parsed = None
 
     async def json(self, value: object, status: int = HTTPStatus.OK) -> None:
         """A whole answer."""
@@ -92,8 +103,12 @@ def encode(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-async def read_body(headers: Headers, receive: Receive, limit: int, seconds: float) -> bytes:
-    """The body of a request of JSON. Raises ApiError (408, 413, 415) and ClientGone."""
+async def read_body(
+    headers: Headers, receive: Receive, limit: int, seconds: float, room: BodyRoom
+) -> tuple[bytes, int]:
+    """The body of a request of JSON, and what it holds of the room, to be given back. Raises ApiError (408,
+    413, 415, 503) and ClientGone.
+    """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         what = f"{kind[:64]!r}" if kind else "missing"
@@ -103,29 +118,35 @@ async def read_body(headers: Headers, receive: Receive, limit: int, seconds: flo
         raise _too_large(limit)
     try:
         async with asyncio.timeout(seconds):
-            return await _receive_all(receive, limit)
+            return await _receive_all(receive, limit, room)
     except TimeoutError:
         message = f"the body was not complete after {seconds:g} s"
         raise ApiError(HTTPStatus.REQUEST_TIMEOUT, message, headers={"connection": "close"}) from None
 
 
-async def _receive_all(receive: Receive, limit: int) -> bytes:
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        body = message.get("body", b"")
-        size += len(body)
-        if size <= limit:
-            parts.append(body)
-        if size > _DISCARDED * limit:
+async def _receive_all(receive: Receive, limit: int, room: BodyRoom) -> tuple[bytes, int]:
+    parts, size, held = list[bytes](), 0, 0
+    with ExitStack() as undo:
+        undo.callback(lambda: room.give(held))
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body = message.get("body", b"")
+            size += len(body)
+            if size <= limit:
+                held = room.grow(held, size)
+                parts.append(body)
+            else:
+                parts.clear()
+            if size > _DISCARDED * limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                break
+        if size > limit:
             raise _too_large(limit)
-        if not message.get("more_body", False):
-            break
-    if size > limit:
-        raise _too_large(limit)
-    return b"".join(parts)
+        undo.pop_all()
+    return b"".join(parts), held
 
 
 def _too_large(limit: int) -> ApiError:

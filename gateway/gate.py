@@ -13,6 +13,7 @@ from typing import TypeVar
 from gateway.auth import namespace_of
 from gateway.bodies import parse
 from gateway.config import Settings
+from gateway.exchange import Exchange
 from gateway.model_card import Cards
 from gateway.parameters import Body
 from octavo_client.aio import AsyncClient
@@ -31,11 +32,15 @@ class Gate:
         self.client = client
         self.cards = Cards(client, settings.served_model_name)
 
-    async def parsed(self, kind: type[B], body: bytes) -> B:
-        """The body of an endpoint. Raises ApiError (400)."""
-        if len(body) <= _INLINE_BYTES:
-            return parse(kind, body)
-        return await asyncio.to_thread(parse, kind, body)
+    async def parsed(self, kind: type[B], exchange: Exchange) -> B:
+        """The body of an endpoint, whose bytes are forgotten. Raises ApiError (400)."""
+        body = exchange.body
+        try:
+            if len(body) <= _INLINE_BYTES:
+                return parse(kind, body)
+            return await asyncio.to_thread(parse, kind, body)
+        finally:
+            exchange.drop_body()
 
     def salted(self, options: GenerateOptions, key: str) -> GenerateOptions:
         """The options, in the namespace of an API key where the operator asked for that."""

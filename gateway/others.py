@@ -38,7 +38,7 @@ class Others:
         await exchange.json(self._model(await self._gate.cards.named(exchange.path_params["model"])))
 
     async def tokenize(self, exchange: Exchange) -> None:
-        body = await self._gate.parsed(TokenizeBody, exchange.body)
+        body = await self._gate.parsed(TokenizeBody, exchange)
         if (body.prompt is None) == (body.messages is None):
             raise refused("prompt", "give exactly one of prompt and messages")
         for name in ("tools", "chat_template_kwargs"):
@@ -57,7 +57,7 @@ class Others:
         await exchange.json(Tokens(count=len(ids), max_model_len=card.info.max_model_len, tokens=list(ids)))
 
     async def detokenize(self, exchange: Exchange) -> None:
-        body = await self._gate.parsed(DetokenizeBody, exchange.body)
+        body = await self._gate.parsed(DetokenizeBody, exchange)
         await self._gate.cards.named(body.model)
         try:
             text = await self._gate.client.detokenize(

@@ -13,18 +13,15 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.app import build_app
 from gateway.auth import ApiKeys, read_keys
 from gateway.config import Settings
-from gateway.errors import ApiError
-from gateway.exchange import encode
+from gateway.connection import connection_class
 from octavo import logging as octavo_logging
 from octavo import transport
 from octavo.settings import RefusedSetting
@@ -69,7 +66,7 @@ async def _serve(settings: Settings, keys: ApiKeys, sock: socket.socket) -> int:
     app = build_app(settings, AsyncClient(settings.server), keys, _open_tracing(settings))
     config = uvicorn.Config(
         app,
-        http=_Http,
+        http=connection_class(settings),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -91,19 +88,6 @@ def _open_tracing(settings: Settings) -> GatewayTracing | None:
     from octavo.tracing import Tracing
 
     return GatewayTracing(Tracing(SERVICE, settings.otlp_traces_endpoint))
-
-
-class _Http(HttpToolsProtocol):
-    """Answers what is no HTTP at all in OpenAI's shape too."""
-
-    def send_400_response(self, msg: str) -> None:
-        body = encode(ApiError(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1").body)
-        head = (
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        )
-        self.transport.write(head + body)
-        self.transport.close()
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,154 @@
+"""One connection of a client: its head, and a client that does not send or does not read.
+
+Owns what no request can be held to yet (the head's size and time) or any more (bytes that nobody reads);
+knows no endpoint. Invariant: whatever a client does or leaves undone, its connection ends by itself, and one
+that waits for a request holds no more than a head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import sys
+import termios
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.config import Settings
+from gateway.errors import ApiError
+from gateway.exchange import encode
+
+MAX_HEAD_BYTES = 1 << 16
+"""Of a request's line and headers."""
+_HIGH, _LOW = 1 << 16, 7 << 13
+"""Unread bytes at which an answer waits, and at which it goes on."""
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, bounded. Make a class of it with `connection_class`."""
+
+    head_seconds: float
+    stall_seconds: float
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(_HIGH, _LOW)
+        self._in_head = True
+        self._head_bytes = 0
+        self._stall: asyncio.TimerHandle | None = None
+        self._late: asyncio.TimerHandle | None = None
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._head_came()
+        self.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_idle():
+            self._wait_for_head()
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"the request's line and headers have more than {MAX_HEAD_BYTES} bytes",
+            )
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_bytes = False, 0
+        self._head_came()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head = True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._linger()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._linger()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._abort_in_time()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP at all in OpenAI's shape too."""
+        self._refuse(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1")
+
+    def _is_idle(self) -> bool:
+        """Whether nobody works on an answer."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(self.head_seconds, self._head_is_late)
+
+    def _head_came(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _head_is_late(self) -> None:
+        self._late = None
+        if not self.transport.is_closing() and self._is_idle():
+            seconds = f"{self.head_seconds:g} s"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's head was not complete after {seconds}")
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Answers and closes; where another answer is under way, closes alone."""
+        if not self._is_idle():
+            self.transport.abort()
+            return
+        body = encode(ApiError(status, message).body)
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+        self._linger()
+
+    def _linger(self) -> None:
+        """What is closed with unread bytes waits for its client, but not for ever."""
+        if self.transport.is_closing():
+            self._abort_in_time()
+
+    def _abort_in_time(self) -> None:
+        if self._stall is None:
+            self._stall = self.loop.call_later(self.stall_seconds, self._abort_unless_read, self._unread())
+
+    def _abort_unless_read(self, before: int) -> None:
+        """Aborts where the client has taken nothing. Nobody writes, so what is unread only shrinks."""
+        self._stall = None
+        if self._unread() < before:
+            self._abort_in_time()
+        else:
+            self.transport.abort()
+
+    def _unread(self) -> int:
+        """Bytes that wait here or in the system, which may hold megabytes before it takes more of ours."""
+        size = self.transport.get_write_buffer_size()
+        try:
+            queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            return size
+        return size + int.from_bytes(queued, sys.byteorder)
+
+
+def connection_class(settings: Settings) -> type[Connection]:
+    """The protocol of a server with these settings."""
+    bounds = {"head_seconds": settings.body_seconds, "stall_seconds": settings.stall_seconds}
+    return type("BoundedConnection", (Connection,), bounds)
