@@ -22,7 +22,7 @@ from triton.runtime import driver
 
 from gpu_worker.model_runner import ModelRunner
 from paged_kernels import dispatch
-from paged_kernels.triton_impl import compile_ahead, machine
+from paged_kernels.triton_impl import compile_ahead, fused_linear, machine
 from tests.fixtures import tiny_runner
 from tests.fixtures.graph_cases import SHAPES
 from tests.fixtures.hf_families import FAMILIES, write_hf_model
@@ -34,6 +34,7 @@ CASES = {
     ),
     **SHAPES,
 }
+STREAMED = "wide and streamed"
 counts: Counter[str] = Counter()
 
 
@@ -89,6 +90,13 @@ def put_stand_ins() -> None:
     F.linear = linear  # type: ignore[assignment]
 
 
+def stream_small_weights() -> None:
+    """From now on the weights of "wide" are streamed as those of large models are."""
+    fused_linear.MOST_TOKENS = fused_linear._FEWEST_STREAMED = 0
+    machine.units = lambda device: 8  # type: ignore[assignment]
+    fused_linear.stream_for.cache_clear()
+
+
 def made(folder: Path) -> ModelRunner:
     dispatch.select = lambda *arguments, **options: dispatch._triton("a stand-in")
     return tiny_runner.make_runner(
@@ -106,7 +114,9 @@ if __name__ == "__main__":
         for name, shape in CASES.items():
             folders[name] = write_tiny_model(Path(root) / name, shape)
         put_stand_ins()
-        for name, folder in folders.items():
+        for name, folder in [*folders.items(), (STREAMED, folders["wide"])]:
+            if name == STREAMED:
+                stream_small_weights()
             runner = made(folder)
             counts.clear()
             with compile_ahead.compiling(torch.device("cpu")), compile_ahead.instead_of_launching():

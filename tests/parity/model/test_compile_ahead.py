@@ -21,7 +21,7 @@ def test_whatever_a_start_launches_was_asked_for_ahead() -> None:
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
-    assert set(results) == {"wide", "qwen3_moe with a dense layer", *SHAPES}
+    assert set(results) == {"wide", "wide and streamed", "qwen3_moe with a dense layer", *SHAPES}
     for name, result in results.items():
         assert result["asked"]["compiled"] > 10, name
         assert result["asked"]["launchers"] == result["asked"]["compiled"], name
