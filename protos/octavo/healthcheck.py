@@ -5,7 +5,6 @@ and the exit status; knows no service's methods. Invariant: status 0 only after 
 and every other end says why in one line.
 """
 
-import argparse
 import sys
 import urllib.error
 import urllib.request
@@ -13,6 +12,9 @@ from collections.abc import Sequence
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo.command_line import Parser, real
+from octavo.transport import require_address
 
 
 def ask(address: str, service: str, timeout: float) -> str:
@@ -46,16 +48,22 @@ def ask_http(url: str, timeout: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: SERVING or 200; 1: anything else, said on stderr; 2: bad arguments."""
-    parser = argparse.ArgumentParser(prog="python -m octavo.healthcheck", description=__doc__)
+    parser = Parser(prog="python -m octavo.healthcheck", description=__doc__)
     parser.add_argument("address", help="host:port, unix:/path, or http://host:port/path")
     parser.add_argument("service", nargs="?", default="", help="full name; left out: the process is alive")
-    parser.add_argument("--timeout", type=float, default=5.0, help="seconds (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=real(0, above=True), default=5.0, help="seconds (default: %(default)s)"
+    )
     options = parser.parse_args(argv)
     if options.address.startswith("http://"):
         if options.service:
-            parser.error("a service is only for a gRPC server")
+            parser.error(f"service {options.service}: is only for a gRPC server")
         wrong = ask_http(options.address, options.timeout)
     else:
+        try:
+            require_address(options.address)
+        except ValueError as error:
+            parser.error(f"address {options.address}: {error}")
         wrong = ask(options.address, options.service, options.timeout)
     if wrong:
         sys.stderr.write(wrong + "\n")

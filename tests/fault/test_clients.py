@@ -102,6 +102,23 @@ async def test_a02_a_client_whose_network_vanishes_leaves_within_the_keepalive_b
         task.cancel()
 
 
+async def test_a22_connections_that_speak_no_grpc_keep_nobody_out(rig: Rig) -> None:
+    host, _, port = rig.seat.process.address.rpartition(":")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    beginnings = (b"", preface[:10], preface, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"\x00" * 4096)
+    writers = []
+    for number in range(300):
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(beginnings[number % len(beginnings)])
+        writers.append(writer)
+    prompts = [prompt_of(8, seed) for seed in range(8)]
+    replies = await rig.service.run_all([request(prompt, 20) for prompt in prompts])
+    assert [reply.tokens for reply in replies] == [wanted(prompt, 20) for prompt in prompts]
+    for writer in writers:
+        writer.transport.abort()
+    await rig.service.wait_idle()
+
+
 async def test_a22_streams_that_nobody_reads_hold_nobody_up(rig: Rig) -> None:
     rig.fake.step_delay = 0.0
     scheduler = psutil.Process(rig.seat.process.pid)

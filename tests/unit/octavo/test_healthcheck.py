@@ -82,3 +82,22 @@ def test_another_status_of_a_url_is_status_1_and_says_what_was_answered(
 def test_nobody_at_a_url_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["http://127.0.0.1:1/health", "--timeout", "1"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "address: is required"),
+        (["nowhere"], "address nowhere: must be host:port"),
+        (["127.0.0.1:1", "--timeout", "soon"], "--timeout soon: must be a number above 0"),
+        (["http://127.0.0.1:1/health", "ready"], "service ready: is only for a gRPC server"),
+    ],
+)
+def test_bad_arguments_are_status_2_and_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    line = capsys.readouterr().err
+    assert (ended.value.code, line.count("\n")) == (2, 1)
+    assert line.startswith(f"python -m octavo.healthcheck: {said}")
