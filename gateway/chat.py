@@ -39,7 +39,9 @@ class ChatCompletions:
         def begin(call_id: str, card: Card) -> _Answer:
             return _Answer(call_id, card, body, self._request(body, call_id, exchange.key))
 
-        await answer(self._gate, exchange, body, "chatcmpl", begin, _NAMES)
+        newer = body.max_completion_tokens is not None
+        names = _NAMES | {"max_tokens": "max_completion_tokens"} if newer else _NAMES
+        await answer(self._gate, exchange, body, "chatcmpl", begin, names)
 
     def _request(self, body: ChatBody, call_id: str, key: str) -> Request:
         if body.top_logprobs is not None and not body.logprobs:

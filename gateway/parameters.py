@@ -194,7 +194,7 @@ def _seed(given: int | None) -> int | None:
 def _bias(given: dict[str, float]) -> dict[int, float]:
     for key in given:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
-            raise refused("logit_bias", "a key is no token id")
+            raise refused("logit_bias", f"{key!r:.60} is no token id")
     return {int(key): bias for key, bias in given.items()}
 
 

@@ -115,7 +115,7 @@ def _check_explicit(num_blocks: int, reading: MemoryReading, request: PoolReques
     room = reading.free - request.activation_bytes - request.graph_bytes
     if wanted > room:
         raise SettingsError(
-            f"they take {_gib(wanted)}, but {_gib(reading.free)} are free and "
+            f"so many blocks take {_gib(wanted)}, but {_gib(reading.free)} are free and "
             f"activations and graphs take {_gib(request.activation_bytes + request.graph_bytes)}; at most "
             f"{max(room // request.bytes_per_block - 1, 0)} blocks fit",
             "num_blocks",

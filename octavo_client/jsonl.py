@@ -71,10 +71,10 @@ def _bias(value: object) -> Mapping[int, float]:
     """JSON has only text keys; token ids are integers."""
     if not isinstance(value, dict):
         raise InvalidArgument("logit_bias: expected an object of token id to number", field="logit_bias")
-    try:
-        return {int(key): bias for key, bias in value.items()}
-    except ValueError:
-        raise InvalidArgument("logit_bias: a key is no token id", field="logit_bias") from None
+    for key in value:
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+            raise InvalidArgument(f"logit_bias: {key!r:.60} is no token id", field="logit_bias")
+    return {int(key): bias for key, bias in value.items()}
 
 
 class Answer:

@@ -30,11 +30,13 @@ class ProgramSettings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid", allow_inf_nan=False
     )
-    _variables: frozenset[str] = PrivateAttr(frozenset())
+    _given: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def given(self, field: str) -> str:
-        """`--depth 9`, or `OCTAVO_DEPTH 9` where it came from there: how a message names a setting."""
-        return f"{_name(field, self._variables)} {shown(getattr(self, field))}"
+        """`--depth 9`, or `OCTAVO_DEPTH 9` where it came from there: a setting's name and value as they were
+        given, for a message.
+        """
+        return self._given.get(field, f"{flag_of(field)} {shown(getattr(self, field))}")
 
 
 S = TypeVar("S", bound=ProgramSettings)
@@ -101,7 +103,11 @@ def load(
         settings = kind(**given)
     except ValidationError as error:
         parser.error("; ".join(_problem(kind, problem, given, variables) for problem in error.errors()))
-    settings._variables = variables
+    for name in variables:
+        settings._given[name] = f"{variable_of(name)} {shown(environ[variable_of(name)])}"
+    for name, value in given.items():
+        if isinstance(value, str):
+            settings._given[name] = f"{flag_of(name)} {shown(value)}"
     return settings
 
 

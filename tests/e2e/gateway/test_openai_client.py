@@ -163,7 +163,7 @@ async def test_a20_a_refusal_names_the_parameter(door: Door) -> None:
             {"seed": -(2**64)},
             "seed: -18446744073709551616 is out of [-9223372036854775808, 18446744073709551615]",
         ),
-        ({"logit_bias": {"x": 1}}, "logit_bias: a key is no token id"),
+        ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is no token id"),
     ]
     for given, message in cases:
         with pytest.raises(openai.BadRequestError) as refused:

@@ -356,3 +356,37 @@ def keys_in(folder: Path) -> Path:
     path.write_text(KEYS)
     os.chmod(path, 0o600)
     return path
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_completion_tokens": 0}, "max_completion_tokens: 0 is out of [1, 1048576]"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens: -1 is out of [1, 1048576]"),
+        (
+            {"max_completion_tokens": "5"},
+            "max_completion_tokens: '5' is no whole number, must be in [1, 1048576]",
+        ),
+        ({"max_tokens": 0}, "max_tokens: 0 is out of [1, 1048576]"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: 21 is out of [0, 20]"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs: -1 is out of [0, 20]"),
+    ],
+)
+async def test_a20_a_chat_is_refused_under_the_name_that_was_given(
+    door: Door, given: dict[str, Any], said: str
+) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    answer = await door.post("/v1/chat/completions", {"messages": messages, **given})
+    assert answer.status_code == 400
+    assert error_of(answer)["message"] == said
+    assert error_of(answer)["param"] == said.partition(": ")[0]
+
+
+async def test_a20_ids_to_detokenize_are_refused_with_their_limit(door: Door) -> None:
+    for ids, said in (
+        ([-1], "tokens[0]: -1 is out of ["),
+        ([5, 1.5], "tokens[1]: 1.5 is no whole number, must be in ["),
+    ):
+        answer = await door.post("/detokenize", {"tokens": ids})
+        assert (answer.status_code, error_of(answer)["param"]) == (400, "tokens")
+        assert error_of(answer)["message"].startswith(said)

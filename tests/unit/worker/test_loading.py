@@ -47,6 +47,7 @@ def settings_of(model: Path, *flags: str) -> Settings:
             ("--attention-backend", "flash"),
             "--attention-backend flash: cannot run: flash-attn 2: device: it needs CUDA; flash-attn-4: ",
         ),
+        (("--swap-space", "1e9"), "--swap-space 1e9: "),
         (("--device", "cuda"), "--device cuda: torch sees no CUDA device here"),
     ],
 )

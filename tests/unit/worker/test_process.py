@@ -71,7 +71,7 @@ def test_restarts_have_another_epoch_and_the_same_fingerprint(
 @pytest.mark.parametrize(
     ("flags", "status", "words"),
     [
-        (["--num-blocks", "10000000"], 2, "cannot start: --num-blocks 10000000: they take "),
+        (["--num-blocks", "10000000"], 2, "cannot start: --num-blocks 10000000: so many blocks take "),
         (["--max-model-len", "5000"], 2, "cannot start: --max-model-len 5000: must be at most 2048"),
         (["--metrics-port", "{taken}"], 1, "cannot start: --metrics-port {taken}: 127.0.0.1:{taken} cannot"),
     ],
