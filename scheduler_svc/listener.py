@@ -7,15 +7,20 @@ nor reads is let go after a bounded time, and writes nothing into the log but a 
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
+from io import BufferedReader, RawIOBase
 from socketserver import ThreadingMixIn
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 _log = logging.getLogger(__name__)
 IDLE_SECONDS = 30.0
-"""Longest silence of a client, reading or writing."""
+"""Longest time for a request's head, and longest silence of a client that reads its answer."""
 
 SEND_BUFFER_BYTES = 1 << 17
 """What the system may hold for a client that does not read: a stream's writer then waits for its reader."""
@@ -29,11 +34,29 @@ class _Answer(ServerHandler):
         _log.info("HTTP answer cut short: %s: %s", getattr(kind, "__name__", kind), error)
 
 
+class _UntilLate(RawIOBase):
+    """What a client sends, for so many seconds in all: whoever trickles is no better than the silent."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection = connection
+        self._end = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "Buffer") -> int:
+        """Raises TimeoutError once the time is over."""
+        self._connection.settimeout(max(0.001, self._end - time.monotonic()))
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(WSGIRequestHandler):
     timeout = IDLE_SECONDS
 
     def setup(self) -> None:
         super().setup()
+        assert self.timeout is not None
+        self.rfile = BufferedReader(_UntilLate(self.connection, self.timeout))
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
     def handle(self) -> None:
@@ -44,6 +67,7 @@ class _Handler(WSGIRequestHandler):
                 return
         except OSError:
             return
+        self.connection.settimeout(self.timeout)
         reads, writes = cast(IO[bytes], self.rfile), cast(IO[bytes], self.wfile)
         answer = _Answer(reads, writes, self.get_stderr(), self.get_environ(), multithread=True)
         answer.request_handler = self  # type: ignore[attr-defined]  # wsgiref logs through it
