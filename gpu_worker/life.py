@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
@@ -98,11 +98,12 @@ async def _serve(found: Examined) -> int:
         metrics_server.close()
     if tracing is not None and loop is not None:
         await asyncio.to_thread(tracing.close)
-    if failure:
+    if failure:  # an orderly end would ask the device once more, and tell of calls that it cancels
         _log.error("cannot go on: %s", failure)
-        return 1
+        _exit_now(1)
     if loop is None:
-        _exit_now()
+        _log.info("stopped while loading")
+        _exit_now(0)
     else:
         loop.stop()
     _log.info("stopped")
@@ -130,11 +131,10 @@ async def _load_unless_stopped(found: Examined, stopping: asyncio.Event) -> Load
     return loading.result()
 
 
-def _exit_now() -> None:
-    """Ends the process while a thread still loads; nothing is held that needs an orderly end."""
-    _log.info("stopped while loading")
+def _exit_now(status: int) -> NoReturn:
+    """Ends the process as it stands; nothing is held that needs an orderly end."""
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def _message_limits(found: Examined) -> tuple[int, int]:

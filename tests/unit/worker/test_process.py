@@ -169,5 +169,6 @@ def test_a_poisoned_device_ends_the_process_with_one_line(processes: Processes, 
     assert failure.reason == worker_pb2.STEP_FAILURE_REASON_DEVICE_ERROR
     assert failure.detail == "CUDA error: an illegal memory access was encountered"
     assert worker.popen.wait(20) == 1
-    last = json.loads(worker.log_end().splitlines()[-1])
-    assert last["message"] == "cannot go on: CUDA error: an illegal memory access was encountered"
+    errors = [line for line in map(json.loads, worker.log_end().splitlines()) if line["level"] == "error"]
+    last = "cannot go on: CUDA error: an illegal memory access was encountered"
+    assert errors[-1]["message"] == last
