@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from gpu_worker.tracing import WorkerTracing
 
 _log = logging.getLogger(__name__)
-Answer = Callable[[worker_pb2.RunResponse], None]
+Answer = Callable[[worker_pb2.RunResponse | Exception], None]
+"""Takes what a session's stream says next, or what it ends with."""
 
 MAX_QUEUED = 256
 """Plans that may wait; a scheduler keeps two steps in flight."""
@@ -96,7 +97,7 @@ class _Answered:
     """A step's answer, sent in its turn. poison: the last words of a device that cannot go on, or nothing."""
 
     session: Session
-    response: worker_pb2.RunResponse
+    response: worker_pb2.RunResponse | Exception
     poison: str = ""
 
 
@@ -191,8 +192,17 @@ class StepLoop:
                 self._runner.reset()
             case _Step(session, plan):
                 if session is self._current:
-                    return self._launch(session, plan)
+                    return self._launch_or_end(session, plan)
         return item
+
+    def _launch_or_end(self, session: Session, plan: worker_pb2.StepPlan) -> _Launched | _Answered:
+        """A fault of this program ends the session, whichever thread launches; the next one starts afresh."""
+        try:
+            return self._launch(session, plan)
+        except Exception as fault:  # noqa: BLE001  whatever it is must reach who waits for an answer
+            _log.exception("a step could not be launched", extra={"step_id": plan.step_id})
+            session.failed = f"{type(fault).__name__} in launching step {plan.step_id}"
+            return _Answered(session, fault)
 
     def _launch(self, session: Session, message: worker_pb2.StepPlan) -> _Launched | _Answered:
         if self._tracing is not None:

@@ -15,6 +15,7 @@ person can act on.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import grpc
@@ -106,6 +107,10 @@ def from_code(number: int, message: str, reason: str = "", field: str = "") -> O
     return leaf(_one_line(message), reason=reason or None, field=field)
 
 
+_ERRNO = re.compile(r" \(\d+\)$")
+"""Which of gRPC's ways to connect tells the number too changes from call to call."""
+
+
 def from_call(error: grpc.RpcError, target: str = "") -> OctavoError:
     """The typed error of a failed call, sync or async.
 
@@ -128,7 +133,7 @@ def from_call(error: grpc.RpcError, target: str = "") -> OctavoError:
 
 def _from_transport(code: grpc.StatusCode, message: str, target: str) -> OctavoError:
     if code is grpc.StatusCode.UNAVAILABLE:
-        why = _one_line(message).rpartition(": ")[2]
+        why = _ERRNO.sub("", _one_line(message).rpartition(": ")[2])
         return ConnectionFailed(
             f"no answer from {target or 'the server'} ({why}); is `octavo serve` running?"
         )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 
 from octavo_client import Client, types
@@ -116,6 +117,19 @@ def test_a_refusal_keeps_its_class_reason_field_and_delay(client: Client, word: 
 def test_a_stream_that_breaks_says_where(client: Client, stub: StubScheduler) -> None:
     with pytest.raises(e.ConnectionFailed, match=stub.address):
         list(client.stream("a break"))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused",
+        "ipv4:127.0.0.1:1: Failed to connect to remote host: connect: Connection refused (111)",
+    ],
+)
+def test_what_grpc_says_of_a_refused_connection_is_told_alike(told: str) -> None:
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), told)
+    message = e.from_call(error, "127.0.0.1:1").message
+    assert message == "no answer from 127.0.0.1:1 (Connection refused); is `octavo serve` running?"
 
 
 def test_nobody_there_is_one_line() -> None:

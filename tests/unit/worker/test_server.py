@@ -89,13 +89,16 @@ async def test_a_plan_that_finds_nothing_unanswered_is_launched_where_it_arrives
     assert threads == [threading.main_thread().name, "launcher", "launcher"]
 
 
-async def test_an_error_in_launching_where_a_plan_arrives_ends_its_stream(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where_it_arrives", [True, False])
+async def test_a_fault_in_launching_ends_the_stream_and_nothing_else(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, where_it_arrives: bool
 ) -> None:
+    """Of the thread that brings the plan, or of the one that launches what is queued."""
+
     def launched(runner: ModelRunner, plan: Plan) -> PendingStep:
         raise KeyError(7)
 
-    monkeypatch.setattr(ModelRunner, "launches_quickly", True)
+    monkeypatch.setattr(ModelRunner, "launches_quickly", where_it_arrives)
     async with live_worker(tiny_llama) as worker:
         with monkeypatch.context() as broken:
             broken.setattr(ModelRunner, "launch", launched)
