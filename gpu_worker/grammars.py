@@ -22,7 +22,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from gpu_worker.device import Download, Marker
 from gpu_worker.wire import Int32Array, RowSetup
 from octavo.errors import ResourceExhausted
-from octavo.grammars import LIMITS
+from octavo.grammars import limits
 
 _log = logging.getLogger(__name__)
 _KEPT = 64
@@ -103,7 +103,8 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> LLMatcher:
         """A matcher at its beginning, or one in error where the first steps could not be taken."""
-        matcher = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        bounds = LLParserLimits(**limits(grammar))
+        matcher = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=bounds)
         ahead = matcher.deep_copy()
         ahead.compute_bitmask()
         forced = ahead.compute_ff_tokens()

@@ -13,7 +13,7 @@ from functools import lru_cache
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from octavo.errors import InvalidArgument
-from octavo.grammars import LIMITS
+from octavo.grammars import limits
 from scheduler_svc.gbnf import lark_of
 from scheduler_svc.grammar_walk import complaint_of
 
@@ -48,11 +48,11 @@ def grammar_of(kind: str, text: str, vocabulary: Vocabulary = Vocabulary()) -> s
         raise _invalid(field, _TOO_DEEP) from None
     except ValueError as error:
         raise _invalid(field, str(error)) from None
-    limits, (tokenizer, byte_ids) = LLParserLimits(**LIMITS), _bytes(vocabulary)
-    failed, complaints = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=limits)
+    bounds, (tokenizer, byte_ids) = LLParserLimits(**limits(grammar)), _bytes(vocabulary)
+    failed, complaints = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=bounds)
     if failed:
         raise _invalid(field, complaints[0])
-    why = complaint_of(LLMatcher(tokenizer, grammar, log_level=0, limits=limits), byte_ids, len(text))
+    why = complaint_of(LLMatcher(tokenizer, grammar, log_level=0, limits=bounds), byte_ids, len(text))
     if why:
         raise _invalid(field, why)
     return grammar

@@ -7,11 +7,10 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from octavo.errors import InvalidArgument
-from octavo.grammars import LIMITS
+from octavo.grammars import MOST_ITEMS, limits
 from scheduler_svc.grammar import Vocabulary, grammar_of
 from tests.fixtures.schemas import draw_schema
 
-LIMIT = LLParserLimits(**LIMITS)
 GOOD = {
     "json_schema": [json.dumps(draw_schema(seed)) for seed in range(10)] + ["{}", '{"type": "object"}'],
     "regex": ["[a-z]+", "(ja|nein)", "\\d{3}", ""],
@@ -109,7 +108,9 @@ def test_large_but_possible_schemas_pass() -> None:
     """900 properties, 60,000 characters that are all demanded, and one that may hold itself."""
     tree = '{"type": "object", "properties": {"child": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}'
     for text in (many_properties(900), json.dumps({"const": "a" * 60_000}), tree):
-        matcher = LLMatcher(LLTokenizer("byte"), grammar_of("json_schema", text), limits=LIMIT, log_level=0)
+        grammar = grammar_of("json_schema", text)
+        bounds = LLParserLimits(**limits(grammar))
+        matcher = LLMatcher(LLTokenizer("byte"), grammar, limits=bounds, log_level=0)
         for byte in b'{"' if "object" in text else b'"a':
             matcher.compute_bitmask()
             assert matcher.consume_token(byte), matcher.get_error()
@@ -185,3 +186,23 @@ def test_damaged_grammars_raise_nothing_but_refusals() -> None:
         except InvalidArgument:
             refused += 1
     assert 500 < refused < 2000
+
+
+def steps_until_it_is_too_large(grammar: str, text: bytes) -> int:
+    """Bytes of the text that the grammar takes before it runs out of items, or all."""
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, limits=LLParserLimits(**limits(grammar)), log_level=0)
+    for number, byte in enumerate(text):
+        matcher.compute_bitmask()
+        if matcher.is_error() or not matcher.consume_token(byte):
+            assert "Too many items" in matcher.get_error(), matcher.get_error()
+            return number
+    return len(text)
+
+
+def test_a_short_grammar_that_is_ambiguous_ends_before_its_steps_are_long() -> None:
+    """Its items grow with the text, and what each costs; a plain one of the same length needs few."""
+    grammar = grammar_of("ebnf", 'root ::= root root root | root root | "a"')
+    assert limits(grammar)["step_max_items"] < MOST_ITEMS / 5
+    assert 5 < steps_until_it_is_too_large(grammar, b"a" * 400) < 400
+    plain = grammar_of("ebnf", 'root ::= "a" root | "a"')
+    assert steps_until_it_is_too_large(plain, b"a" * 400) == 400

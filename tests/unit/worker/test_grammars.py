@@ -220,7 +220,7 @@ def test_a_grammar_that_runs_out_of_work_in_a_step_fails_its_row_with_a_reason_o
     runner.launch(planner.plan(work)).wait()  # a step that was in flight already
     said = [record.message for record in caplog.records if "cannot go on" in record.message]
     assert len(said) == 1, said
-    assert "Current row has" in said[0]
+    assert "Too many items" in said[0]
 
 
 def test_a_held_grammar_is_compiled_once_and_kept_while_others_come_and_go(folder: Path) -> None:
