@@ -77,6 +77,11 @@ class RowAsks:
         flags = self._adjusted | self._constrained | (self.logprobs >= 0)
         return bool(flags.any())
 
+    @property
+    def nobody(self) -> bool:
+        """Whether no row asks for anything, of its prompt neither."""
+        return not self.anybody and not self._prompts
+
     def constrained(self, rows: Int32Array) -> npt.NDArray[np.int64]:
         """Places among the samples that follow a grammar."""
         return np.flatnonzero(self._constrained[rows])

@@ -1,7 +1,7 @@
 """Steps of fixed sizes, captured once as CUDA graphs and replayed: from packed input to drawn tokens.
 
 Owns the graphs, their static memory and the choice of a bucket; knows no session. Invariant: a replay
-computes what the eager pass computes on the same rows, and no call here waits for the device.
+computes what the eager pass computes on the same rows, and no call of a step waits for the device.
 """
 
 import logging
@@ -188,7 +188,7 @@ class GraphRunner:
         return StepProgram(layout, run, kept, self._tokens[:rows])
 
     def _write_probe(self, layout: StepLayout) -> None:
-        """One row whose context is what a padded step left in the null block, and that stores nothing."""
+        """One row whose context is whatever the null block holds, and that stores nothing."""
         self._write_padding(layout)
         inputs, tokens = layout.views(self._packed), layout.bucket.tokens
         places = torch.arange(tokens, dtype=torch.int32, device=self._packed.device)

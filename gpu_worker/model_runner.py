@@ -139,8 +139,8 @@ class ModelRunner:
 
     @property
     def launches_quickly(self) -> bool:
-        """Whether `launch` takes about a millisecond where no step is in flight."""
-        return self._graphs is not None and self.device.torch_device.type == "cuda"
+        """Whether `launch` takes about a millisecond, for the rows there are, where no step is in flight."""
+        return self._graphs is not None and self.device.torch_device.type == "cuda" and self.rows.asks.nobody
 
     def reset(self) -> None:
         """Waits for the device and drops every row: a new session begins, or the scheduler is gone."""

@@ -1,7 +1,7 @@
 """The worker's gRPC service: the handshake, the step stream, health and reflection.
 
-Owns streams and sessions' beginnings and ends; knows no tensor. Invariant: the reader only queues, so
-that a plan is taken off the wire while another one runs.
+Owns streams and sessions' beginnings and ends; knows no tensor. Invariant: a plan is taken off the wire
+while another one runs; the reader launches it only where nothing else is to be done and a launch is short.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ Answer = Callable[[worker_pb2.RunResponse | Exception], None]
 """Takes what a session's stream says next, or what it ends with."""
 
 MAX_QUEUED = 256
-"""Plans that may wait; a scheduler keeps two steps in flight."""
+"""Plans that may wait; a scheduler keeps up to four steps in flight."""
 _DETAIL_CHARACTERS = 200
 _OUTCOMES = {
     worker_pb2.STEP_FAILURE_REASON_INVALID_PLAN: "invalid_plan",
@@ -166,7 +166,8 @@ class StepLoop:
         if self._inbox.qsize() >= MAX_QUEUED:
             raise ResourceExhausted(f"more than {MAX_QUEUED} plans wait to be run", reason="PLAN_BACKLOG")
         step = _Step(session, plan)
-        if self._runner.launches_quickly and self._num_entered == self._num_left:
+        is_free = self._num_entered == self._num_left
+        if is_free and self._runner.launches_quickly and not any(map(_asks, plan.row_setups)):
             self._num_entered += 1
             self._launched.put(self._taken(step))
         else:
@@ -187,7 +188,6 @@ class StepLoop:
             case _Open(session):
                 self._runner.reset()
                 self._metrics.session_accepted()
-                session.opened()
             case _Close():
                 self._runner.reset()
             case _Step(session, plan):
@@ -241,6 +241,8 @@ class StepLoop:
             elif isinstance(item, _Launched | _Answered):
                 self._answer(self._awaited(item) if isinstance(item, _Launched) else item)
             self._num_left += 1
+            if isinstance(item, _Open):
+                item.session.opened()  # its first plan finds nothing entered that has not left
 
     def _answer(self, answered: _Answered) -> None:
         if answered.session is self._current:
@@ -300,3 +302,8 @@ class StepLoop:
 
 class _StaleError(Exception):
     """The plan belongs to another session or epoch."""
+
+
+def _asks(setup: worker_pb2.RowSetup) -> bool:
+    """Whether a new row asks for what may take the host long."""
+    return bool(setup.grammar) or setup.sampling.HasField("prompt_logprobs")

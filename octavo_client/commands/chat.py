@@ -22,6 +22,9 @@ _COMMANDS = """  /stats          the KV pool now
   /system TEXT    a new system message; clears the history
   /quit           end (or Ctrl-D)"""
 
+_DEFAULTS = {"temperature": 0.2, "max-tokens": 1024}
+"""Of a conversation: a small model at the scheduler's 1.0 soon wanders, and until the context limit."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", nargs="?", help="ask this and end; without it: a conversation")
@@ -29,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stats", action="store_true", help="say tokens and speed after each answer (stderr)"
     )
-    add_sampling(parser)
+    add_sampling(parser, _DEFAULTS)
     add_server(parser)
 
 

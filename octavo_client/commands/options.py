@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from octavo import bounds
 from octavo.command_line import address, real, whole
@@ -62,10 +63,14 @@ def check_server_variable(arguments: argparse.Namespace) -> None:
             raise BadArgument(f"OCTAVO_SERVER {found}: {error}", field="server") from None
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
+def add_sampling(parser: argparse.ArgumentParser, own: Mapping[str, float] = MappingProxyType({})) -> None:
+    """own: a command's own defaults, in place of the scheduler's."""
     group = parser.add_argument_group("sampling")
     for name, text in _NUMBERS.items():
-        group.add_argument(f"--{name}", type=number_of(name.replace("-", "_")), metavar="X", help=text)
+        default = own.get(name)
+        told = text if default is None else f"{text.rpartition(' (')[0]} ({default:g})"
+        kind = number_of(name.replace("-", "_"))
+        group.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=told)
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="stop string; may be repeated"
     )

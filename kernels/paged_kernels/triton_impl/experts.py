@@ -3,7 +3,7 @@
 
 Owns the kernels, their launches and the order of (token, expert) pairs; knows no router. Invariant: nothing
 here waits for the device, launch shapes depend on the sizes of the tensors only, and a token's result depends
-on that token alone.
+on that token alone, but for the order of its sums, which the number of pairs decides.
 """
 
 import os

@@ -5,7 +5,7 @@ Owns the search, called by the draw kernel in one program a row; knows no random
 tokens are those of the reference in float64 (gpu_worker.sampler), those tied with the last one included.
 
 The common case looks at the few logits above a level that a few peaks of spans prove low enough. Where more
-than _ROOM are above it, the row is read again and again, the threshold between quarters of what is left.
+than ROOM are above it, the row is read again and again, the threshold between quarters of what is left.
 """
 
 import triton

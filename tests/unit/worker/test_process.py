@@ -143,6 +143,28 @@ def alive(pid: int) -> bool:
         return False
 
 
+TOLD_WHILE_IMPORTING = """
+import os, signal, sys, time, types
+def run(settings, clock):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(20)
+sys.modules["gpu_worker.life"] = types.SimpleNamespace(run=run)
+import gpu_worker
+gpu_worker.life = sys.modules["gpu_worker.life"]
+from gpu_worker.__main__ import main
+sys.exit(main(["--model", "nowhere", "--device", "cpu"]))
+"""
+"""In place of importing PyTorch, which takes its time."""
+
+
+def test_sigterm_before_the_worker_lives_ends_it_with_a_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD_WHILE_IMPORTING], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stderr)["message"] == "stopped while starting"
+
+
 def test_sigterm_while_loading_ends_at_once(processes: Processes, tiny_llama: Path) -> None:
     """The port answers before the model is there: liveness SERVING, readiness NOT_SERVING."""
     worker = processes.worker(tiny_llama, "127.0.0.1:0", *SMALL, wait=False)

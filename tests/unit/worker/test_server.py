@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+import numpy as np
 import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -87,6 +88,28 @@ async def test_a_plan_that_finds_nothing_unanswered_is_launched_where_it_arrives
         go_on.set()
         assert [(await end.result()).step_id for _ in range(3)] == [1, 2, 3]
     assert threads == [threading.main_thread().name, "launcher", "launcher"]
+
+
+async def test_a_plan_whose_rows_ask_for_more_is_left_to_the_launching_thread(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities of a prompt take the host long, and so might a grammar."""
+    threads, launch = list[str](), ModelRunner.launch
+
+    def launched(runner: ModelRunner, plan: Plan) -> PendingStep:
+        threads.append(threading.current_thread().name)
+        return launch(runner, plan)
+
+    monkeypatch.setattr(ModelRunner, "launches_quickly", True)
+    monkeypatch.setattr(ModelRunner, "launch", launched)
+    async with live_worker(tiny_llama) as worker:
+        end = await worker.session(1)
+        message = to_message(HandPlanner(64, 4).plan([(HandSequence(2, [5, 6, 7]), 3)]), 1, EPOCH)
+        message.row_setups[0].sampling.prompt_logprobs = 1
+        message.row_setups[0].prompt_ids = np.array([5, 6, 7], "<i4").tobytes()
+        await end.send(message)
+        assert (await end.result()).step_id == 1
+    assert threads == ["launcher"]
 
 
 @pytest.mark.parametrize("where_it_arrives", [True, False])
