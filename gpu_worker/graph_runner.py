@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.models.fused_decoder import FusedStep
+from gpu_worker.models.fused_decoder import ModelStep
 from gpu_worker.models.step_model import StepModel
 from gpu_worker.rows import RowTable
 from gpu_worker.staging import Staging
@@ -140,7 +140,7 @@ class GraphRunner:
         fused.gather_tables(
             self._tables, inputs["rows"], inputs["context_lens"], self._model.block_size, batch_tables
         )
-        step = FusedStep(
+        step = ModelStep(
             positions=inputs["positions"],
             slot_mapping=inputs["slot_mapping"],
             block_tables=batch_tables,

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.asks import PromptSpan
-from gpu_worker.attention import StepAttention
 from gpu_worker.device import Device, Marker
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.graph_runner import GraphRunner, NotCapturableError, StepProgram
@@ -22,9 +21,9 @@ from gpu_worker.input_buffers import InputBuffers, StepTensors
 from gpu_worker.kv_pool import KvPool
 from gpu_worker.logprobs import PendingLogprobs, prompt_logprobs_of
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.fused_decoder import FusedDecoder, FusedStep, obstacle
+from gpu_worker.models.fused_decoder import FusedDecoder, ModelStep, obstacle
 from gpu_worker.models.model import Model
-from gpu_worker.models.step_model import PlainStepModel, StepModel
+from gpu_worker.models.step_model import PlainStepModel, StepModel, attention_of
 from gpu_worker.null_step import null_step
 from gpu_worker.rows import Limits, RowTable
 from gpu_worker.sample_stage import Drawn, SampleStage
@@ -297,31 +296,19 @@ class ModelRunner:
 
     def _hidden(self, step: StepTensors, at: Tensor, max_query_len: int, max_context_len: int) -> Tensor:
         """What `_head` takes, at these of the step's tokens; K and V of all of them are stored."""
-        if self.fused is not None:
-            inputs = FusedStep(
-                positions=step.positions,
-                slot_mapping=step.slot_mapping,
-                block_tables=step.block_tables,
-                cu_query_lens=step.cu_query_lens,
-                context_lens=step.context_lens,
-                sample_positions=at,
-                max_query_len=max_query_len,
-                max_context_len=max_context_len,
-            )
-            return self.fused.hidden(F.embedding(step.input_ids, self.fused.decoder.embedding), inputs)
-        attend = StepAttention(
-            pool=self.pool,
-            kernels=self.kernels,
-            scale=self.decoder.config.attention_scale,
+        inputs = ModelStep(
+            positions=step.positions,
             slot_mapping=step.slot_mapping,
             block_tables=step.block_tables,
             cu_query_lens=step.cu_query_lens,
             context_lens=step.context_lens,
+            sample_positions=at,
             max_query_len=max_query_len,
             max_context_len=max_context_len,
-            softcap=self.decoder.config.attention_softcap,
-            windows=self.decoder.config.windows,
         )
+        if self.fused is not None:
+            return self.fused.hidden(F.embedding(step.input_ids, self.fused.decoder.embedding), inputs)
+        attend = attention_of(self.decoder.config, self.pool, self.kernels, inputs)
         hidden = self.decoder.forward(step.input_ids, step.positions, attend)
         return hidden.index_select(0, at)
 

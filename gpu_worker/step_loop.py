@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from gpu_worker.tracing import WorkerTracing
 
 _log = logging.getLogger(__name__)
-Answer = Callable[[worker_pb2.RunResponse | Exception], None]
-"""Takes what a session's stream says next, or what it ends with."""
+Answer = Callable[[worker_pb2.RunResponse], None]
 
 MAX_QUEUED = 256
 """Plans that may wait; a scheduler keeps up to four steps in flight."""
@@ -97,7 +96,7 @@ class _Answered:
     """A step's answer, sent in its turn. poison: the last words of a device that cannot go on, or nothing."""
 
     session: Session
-    response: worker_pb2.RunResponse | Exception
+    response: worker_pb2.RunResponse
     poison: str = ""
 
 
@@ -168,8 +167,9 @@ class StepLoop:
         step = _Step(session, plan)
         is_free = self._num_entered == self._num_left
         if is_free and self._runner.launches_quickly and not any(map(_asks, plan.row_setups)):
+            launched = self._taken(step)  # a fault of this program ends the session: its reader has it
             self._num_entered += 1
-            self._launched.put(self._taken(step))
+            self._launched.put(launched)
         else:
             self._enter(step)
 
@@ -192,17 +192,8 @@ class StepLoop:
                 self._runner.reset()
             case _Step(session, plan):
                 if session is self._current:
-                    return self._launch_or_end(session, plan)
+                    return self._launch(session, plan)
         return item
-
-    def _launch_or_end(self, session: Session, plan: worker_pb2.StepPlan) -> _Launched | _Answered:
-        """A fault of this program ends the session, whichever thread launches; the next one starts afresh."""
-        try:
-            return self._launch(session, plan)
-        except Exception as fault:  # noqa: BLE001  whatever it is must reach who waits for an answer
-            _log.exception("a step could not be launched", extra={"step_id": plan.step_id})
-            session.failed = f"{type(fault).__name__} in launching step {plan.step_id}"
-            return _Answered(session, fault)
 
     def _launch(self, session: Session, message: worker_pb2.StepPlan) -> _Launched | _Answered:
         if self._tracing is not None:

@@ -36,7 +36,7 @@ def obstacle(config: ModelConfig) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class FusedStep:
+class ModelStep:
     """R rows, T tokens, S samples. Tokens behind the last row's are padding: slot -1, their results mean
     nothing.
 
@@ -121,7 +121,7 @@ class FusedDecoder:
             inputs["table_blocks"],
         )
 
-    def logits(self, hidden: Tensor, step: FusedStep) -> Tensor:
+    def logits(self, hidden: Tensor, step: ModelStep) -> Tensor:
         """Logits [S, vocab] of embedded tokens [T, hidden], which are overwritten; K and V are stored."""
         return self.head(self.hidden(hidden, step))
 
@@ -129,7 +129,7 @@ class FusedDecoder:
         """Logits [n, vocab] of normed hidden states [n, hidden]."""
         return F.linear(normed, self.decoder.head)
 
-    def hidden(self, hidden: Tensor, step: FusedStep) -> Tensor:
+    def hidden(self, hidden: Tensor, step: ModelStep) -> Tensor:
         """Normed hidden states [S, hidden], what `head` takes, of embedded tokens as in `logits`."""
         step, linear = self._listed(step), None
         if self._weights is not None:
@@ -143,7 +143,7 @@ class FusedDecoder:
                 delta = self._layer(index, layer, hidden, delta, step)
         return self.fused.add_rms_norm(hidden, delta, self.decoder.norm, self._eps, step.sample_positions)
 
-    def _listed(self, step: FusedStep) -> FusedStep:
+    def _listed(self, step: ModelStep) -> ModelStep:
         """The step with the work list of its decodes, where the kernels have one."""
         list_work, config = self._kernels.decode_work, self.decoder.config
         if list_work is None or step.max_query_len != 1 or all(config.windows):
@@ -152,7 +152,7 @@ class FusedDecoder:
         return replace(step, work=list_work(*lens, self._pool.keys(0), config.num_heads, self.decoder.dtype))
 
     def _layer(
-        self, index: int, layer: Layer, hidden: Tensor, delta: Tensor | None, step: FusedStep
+        self, index: int, layer: Layer, hidden: Tensor, delta: Tensor | None, step: ModelStep
     ) -> Tensor:
         """One layer but its last addition: returns what the next one adds to hidden."""
         fused = self.fused
@@ -173,7 +173,7 @@ class FusedDecoder:
         return self.fused.expert_blocks(normed, ids, shares, experts.gate_up, experts.down)
 
     def _fused_layer(
-        self, linear: Callable[..., Tensor], index: int, layer: Layer, hidden: Tensor, step: FusedStep
+        self, linear: Callable[..., Tensor], index: int, layer: Layer, hidden: Tensor, step: ModelStep
     ) -> None:
         """One layer for few tokens, in place: norms, activation and additions are part of the products."""
         eps = self._eps
@@ -182,7 +182,7 @@ class FusedDecoder:
         gated = linear(hidden, layer.gate_up, layer.gate_up_bias, layer.post_norm, eps, gated=True)
         linear(gated, layer.down, layer.down_bias, into=hidden)
 
-    def _attend(self, index: int, layer: Layer, qkv: Tensor, step: FusedStep) -> Tensor:
+    def _attend(self, index: int, layer: Layer, qkv: Tensor, step: ModelStep) -> Tensor:
         """Packed qkv [T, (Hq + 2 Hkv) * D], or its parts, -> attention's output [T, Hq * D]."""
         keys, values = self._pool.keys(index), self._pool.values(index)
         query = self.fused.rotate_store(

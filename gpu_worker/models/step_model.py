@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gpu_worker.attention import StepAttention
 from gpu_worker.kv_pool import KvPool
-from gpu_worker.models.fused_decoder import FusedStep
+from gpu_worker.models.fused_decoder import ModelStep
 from gpu_worker.models.model import Model
+from gpu_worker.models.registry import ModelShape
 from paged_kernels.dispatch import FusedKernels, Kernels
 
 
@@ -39,8 +40,25 @@ class StepModel(Protocol):
         last_tokens[owner].
         """
 
-    def logits(self, entered: Tensor, step: FusedStep) -> Tensor:
+    def logits(self, entered: Tensor, step: ModelStep) -> Tensor:
         """Logits [S, vocab]; K and V of all tokens are stored."""
+
+
+def attention_of(config: ModelShape, pool: KvPool, kernels: Kernels, step: ModelStep) -> StepAttention:
+    """What a model's own code calls for its attention in this step."""
+    return StepAttention(
+        pool=pool,
+        kernels=kernels,
+        scale=config.attention_scale,
+        slot_mapping=step.slot_mapping,
+        block_tables=step.block_tables,
+        cu_query_lens=step.cu_query_lens,
+        context_lens=step.context_lens,
+        max_query_len=step.max_query_len,
+        max_context_len=step.max_context_len,
+        softcap=config.attention_softcap,
+        windows=config.windows,
+    )
 
 
 class PlainStepModel:
@@ -62,20 +80,7 @@ class PlainStepModel:
         given = inputs["input_ids"].long()
         return torch.where(given < 0, last_tokens.index_select(0, inputs["owners"]), given)
 
-    def logits(self, entered: Tensor, step: FusedStep) -> Tensor:
-        config = self._model.config
-        attend = StepAttention(
-            pool=self._pool,
-            kernels=self._kernels,
-            scale=config.attention_scale,
-            slot_mapping=step.slot_mapping,
-            block_tables=step.block_tables,
-            cu_query_lens=step.cu_query_lens,
-            context_lens=step.context_lens,
-            max_query_len=step.max_query_len,
-            max_context_len=step.max_context_len,
-            softcap=config.attention_softcap,
-            windows=config.windows,
-        )
+    def logits(self, entered: Tensor, step: ModelStep) -> Tensor:
+        attend = attention_of(self._model.config, self._pool, self._kernels, step)
         hidden = self._model.forward(entered, step.positions.long(), attend)
         return self._model.logits(hidden.index_select(0, step.sample_positions))

@@ -16,7 +16,7 @@ FORBIDDEN_TEXT = (
     r"torch\.load\(",
     r"^\s*(import|from) pickle\b",
 )
-MAY_CATCH_ALL = ("scheduler_svc/gbnf.py", "interceptors.py", "__main__.py", "gpu_worker/step_loop.py")
+MAY_CATCH_ALL = ("scheduler_svc/gbnf.py", "interceptors.py", "__main__.py")
 
 
 def walk() -> Iterator[tuple[str, ast.AST]]:

@@ -1,6 +1,6 @@
 """Streamed products compiled for compute capability 9.0 without a GPU: a program of test_stream_compiles.
 
-Owns the stand-in for the driver; launches nothing. Invariant: TRITON_INTERPRET is not set.
+Owns what is asked of the compiled code; launches nothing. Invariant: TRITON_INTERPRET is not set.
 """
 
 import json
@@ -9,26 +9,13 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from paged_kernels.triton_impl import fused_linear, machine, stream_linear
+from tests.fixtures.stub_driver import StubDriver
 
 WEIGHTS = {"qkv": (4096, 6144), "out": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}
-
-
-class StubDriver:
-    """Device 0 of compute capability 9.0, on the CPU's tensors."""
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
 
 
 def facts(kernel: Any, shape: stream_linear.Stream) -> dict[str, Any]:

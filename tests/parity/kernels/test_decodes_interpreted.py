@@ -3,26 +3,19 @@
 Owns the verdicts; knows no GPU. Invariant: this process never sets TRITON_INTERPRET.
 """
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 
 from paged_kernels.testing import TOLERANCE
+from tests.fixtures.programs import told_by
 from tests.parity.kernels import interpreted_decodes
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.parity.kernels.interpreted_decodes"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = told_by("tests.parity.kernels.interpreted_decodes", interpreted=True)
     return result
 
 

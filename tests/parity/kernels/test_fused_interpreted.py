@@ -3,22 +3,11 @@
 Owns the verdicts; knows no GPU. Invariant: this process never sets TRITON_INTERPRET.
 """
 
-import json
-import os
-import subprocess
-import sys
+from tests.fixtures.programs import told_by
 
 
 def test_fused_kernels_equal_their_references() -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.parity.kernels.interpreted_fused"],
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = told_by("tests.parity.kernels.interpreted_fused", interpreted=True)
     assert report["mismatches"] == []
     wrong = {name: error for name, error in report["errors"].items() if not error < 3e-6}
     assert not wrong

@@ -1,24 +1,13 @@
 """Streamed products of a large model compile for compute capability 9.0 with the Triton that is installed."""
 
-import json
-import os
-import subprocess
-import sys
+from tests.fixtures.programs import told_by
 
 _SHARED_BYTES = 232448
 """What a program may have on such a device; two fit with 1 KiB each that the device takes for itself."""
 
 
 def test_streamed_products_fetch_weights_before_they_wait_and_fit_shared_memory() -> None:
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.parity.kernels.compiled_streams"],
-        env=env | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    kernels = json.loads(done.stdout)["kernels"]
+    kernels = told_by("tests.parity.kernels.compiled_streams", interpreted=False)["kernels"]
     assert len(kernels) == 11
     for name, facts in kernels.items():
         assert facts["shared"] <= (_SHARED_BYTES // 2 - 1024 if facts["paired"] else _SHARED_BYTES), name

@@ -3,10 +3,6 @@
 Owns the tests of launch shapes too; knows no GPU. Invariant: this process never sets TRITON_INTERPRET.
 """
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -17,17 +13,13 @@ from hypothesis import strategies as st
 from paged_kernels.testing import TOLERANCE
 from paged_kernels.triton_impl import paged_attention as launch
 from paged_kernels.triton_impl import tiles as tiles_of
+from tests.fixtures.programs import told_by
 from tests.parity.kernels import interpreted
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.parity.kernels.interpreted"], env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = told_by("tests.parity.kernels.interpreted", interpreted=True)
     return result
 
 

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from gpu_worker.model_runner import ModelRunner
@@ -26,6 +25,7 @@ from paged_kernels.triton_impl import compile_ahead, fused_linear, machine
 from tests.fixtures import tiny_runner
 from tests.fixtures.graph_cases import SHAPES
 from tests.fixtures.hf_families import FAMILIES, write_hf_model
+from tests.fixtures.stub_driver import StubDriver
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 
 CASES = {
@@ -38,17 +38,8 @@ STREAMED = "wide and streamed"
 counts: Counter[str] = Counter()
 
 
-class StubDriver:
-    """Device 0 of compute capability 9.0, on the CPU's tensors."""
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+class CountingDriver(StubDriver):
+    """Counts the launchers that are asked for."""
 
     def launcher_cls(self, src: object, metadata: object) -> None:
         counts["launchers"] += 1
@@ -77,7 +68,7 @@ def compiled(src: Any, **options: Any) -> StubKernel:
 
 
 def put_stand_ins() -> None:
-    driver.set_active(StubDriver())
+    driver.set_active(CountingDriver())
     triton.compiler.compile = compiled
     torch.cuda.set_device = lambda device: None  # type: ignore[assignment]
     machine.units = lambda device: 132  # type: ignore[assignment]

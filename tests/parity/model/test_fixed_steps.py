@@ -1,26 +1,14 @@
 """Fused kernels and steps padded to fixed sizes give the tokens of the plain path, on interpreted kernels."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.fixtures.graph_cases import SHAPES
+from tests.fixtures.programs import told_by
 
 
 @pytest.mark.timeout(600)
 def test_fused_and_fixed_size_steps_equal_the_torch_path() -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.parity.model.interpreted_graphs"],
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
+    results = told_by("tests.parity.model.interpreted_graphs", interpreted=True)
     assert set(results) == {*SHAPES, "qwen3_moe", "gemma2"}
     for name, result in results.items():
         assert result["equal"], name
@@ -35,14 +23,7 @@ def test_fused_and_fixed_size_steps_equal_the_torch_path() -> None:
 @pytest.mark.timeout(600)
 def test_fixed_size_steps_fit_what_flash_attn_takes() -> None:
     """float32 on stand-ins that check every argument: padding, wide tables, hits and chunks as captured."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.parity.model.interpreted_flash"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    assert told_by("tests.parity.model.interpreted_flash", interpreted=True) == {
         "flash-attn 2": {"equal": True, "calls": ["flash-attn 2 kvcache", "flash-attn 2 varlen"]},
         "flash-attn-4": {"equal": True, "calls": ["flash-attn-4 varlen"]},
     }

@@ -112,16 +112,13 @@ async def test_a_plan_whose_rows_ask_for_more_is_left_to_the_launching_thread(
     assert threads == ["launcher"]
 
 
-@pytest.mark.parametrize("where_it_arrives", [True, False])
-async def test_a_fault_in_launching_ends_the_stream_and_nothing_else(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, where_it_arrives: bool
+async def test_a_fault_in_launching_where_a_plan_arrives_ends_its_stream(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the thread that brings the plan, or of the one that launches what is queued."""
-
     def launched(runner: ModelRunner, plan: Plan) -> PendingStep:
         raise KeyError(7)
 
-    monkeypatch.setattr(ModelRunner, "launches_quickly", where_it_arrives)
+    monkeypatch.setattr(ModelRunner, "launches_quickly", True)
     async with live_worker(tiny_llama) as worker:
         with monkeypatch.context() as broken:
             broken.setattr(ModelRunner, "launch", launched)
