@@ -8,10 +8,8 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from http import HTTPStatus
-from pathlib import Path
 
 from gateway.errors import AUTHENTICATION, ApiError
-from octavo.settings import RefusedSetting, reason_of
 
 
 class ApiKeys:
@@ -35,22 +33,6 @@ class ApiKeys:
         if not any([hmac.compare_digest(given, digest) for digest in self._digests]):  # noqa: C419 - all, always
             raise _refusal("the API key is not one of those accepted here", "invalid_api_key")
         return key.strip()
-
-
-def read_keys(path: Path) -> ApiKeys:
-    """The keys of a file: one a line, empty lines and lines with # left out. Raises RefusedSetting."""
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise RefusedSetting(f"cannot be read: {reason_of(error)}", "api_key_file") from error
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if not keys:
-        raise RefusedSetting("holds no key", "api_key_file")
-    for number, line in enumerate(lines, 1):
-        if " " in line and not line.startswith("#"):
-            why = f"line {number} holds a space, so no client can send it"
-            raise RefusedSetting(why, "api_key_file")
-    return ApiKeys(keys)
 
 
 def namespace_of(key: str, cache_salt: str) -> str:

@@ -5,12 +5,14 @@ frozen, and nobody writes to it.
 """
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from gateway.key_file import keys_in
 from octavo import settings, trace_context, transport
 from octavo.settings import Contradiction, ProgramSettings
 
@@ -51,6 +53,13 @@ class Settings(ProgramSettings):
     def _can_trace(cls, value: str) -> str:
         return trace_context.checked_endpoint(value)
 
+    @field_validator("api_key_file")
+    @classmethod
+    def _holds_keys(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            keys_in(value)
+        return value
+
     @field_validator("server")
     @classmethod
     def _is_address(cls, value: str) -> str:
@@ -70,3 +79,7 @@ class Settings(ProgramSettings):
 def load(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings of a command line. Exits with status 2 and one line for what is wrong; 0 after --help."""
     return settings.load(Settings, PROGRAM, DESCRIPTION, arguments, environ)
+
+
+if __name__ == "__main__":  # the look at a command line before anything starts
+    load(sys.argv[1:])

@@ -19,12 +19,12 @@ import uvicorn
 import uvloop
 
 from gateway.app import build_app
-from gateway.auth import ApiKeys, read_keys
+from gateway.auth import ApiKeys
 from gateway.config import Settings
 from gateway.connection import connection_class
+from gateway.key_file import keys_in
 from octavo import logging as octavo_logging
 from octavo import transport
-from octavo.settings import RefusedSetting
 from octavo_client.aio import AsyncClient
 
 if TYPE_CHECKING:
@@ -43,12 +43,9 @@ def run(settings: Settings) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     _allow_many_connections()
     try:
-        keys = ApiKeys() if settings.api_key_file is None else read_keys(settings.api_key_file)
+        keys = ApiKeys(() if settings.api_key_file is None else keys_in(settings.api_key_file))
         with _bound(settings) as sock:
             return uvloop.run(_serve(settings, keys, sock))
-    except RefusedSetting as error:
-        _log.critical("cannot serve: %s", error.named(settings))
-        return 2
     except (OSError, ValueError) as error:
         _log.critical("cannot serve: %s", error)
         return 1

@@ -5,6 +5,7 @@ found later (blocks, limits of the model) is never written back here.
 """
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
@@ -127,3 +128,7 @@ SETTING_NAMES = tuple(map(variable_of, Settings.model_fields))
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings of a command line. Exits with status 2 and one line for what is wrong; 0 after --help."""
     return settings.load(Settings, PROGRAM, DESCRIPTION, arguments, environ)
+
+
+if __name__ == "__main__":  # the look at a command line before anything starts
+    read_settings(sys.argv[1:])

@@ -23,6 +23,10 @@ class SettingsError(RefusedSetting, WorkerError):
     """A setting, or a combination of settings, cannot work here."""
 
 
+class NoGrammarsError(WorkerError):
+    """The model folder has no tokenizer that a grammar could be followed with."""
+
+
 class PlanError(Exception):
     """A plan breaks the worker's bounds or the step order. `field` is the plan's field."""
 

@@ -20,6 +20,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from gpu_worker.device import Download, Marker
+from gpu_worker.errors import NoGrammarsError
 from gpu_worker.wire import Int32Array, RowSetup
 from octavo.errors import ResourceExhausted
 from octavo.grammars import limits
@@ -48,8 +49,10 @@ class GrammarCompiler:
         belongs before the first step.
         """
         error = self._tokenizer.exception()
-        if error is not None:
-            _log.error("no grammar can be followed: tokenizer.json cannot be read", exc_info=error)
+        if isinstance(error, NoGrammarsError):
+            _log.warning("no grammar can be followed: %s", error)
+        elif error is not None:
+            _log.error("no grammar can be followed", exc_info=error)
 
     @property
     def width(self) -> int:
@@ -114,12 +117,36 @@ class GrammarCompiler:
 
 
 def _read_tokenizer(path: Path, vocab_size: int, eos_ids: list[int]) -> LLTokenizer:
-    """With ids up to the model's vocab_size, or to its own greatest: one may have more than the other."""
-    text = path.read_text(encoding="utf-8")
-    found = LLTokenizer(text, eos_token=eos_ids)
-    if found.vocab_size >= vocab_size:
-        return found
-    return LLTokenizer(text, n_vocab=vocab_size, eos_token=eos_ids)
+    """With ids up to the model's vocab_size, or to its own greatest: one may have more than the other. Raises
+    NoGrammarsError.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        found, ends = _built(text, eos_ids)
+        if found.vocab_size >= vocab_size:
+            return found
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
+    except (OSError, ValueError) as error:
+        raise NoGrammarsError(f"{path} cannot be used: {' '.join(str(error).split())}") from error
+
+
+def _built(text: str, eos_ids: list[int]) -> tuple[LLTokenizer, list[int]]:
+    """The tokenizer with those of the model's ends that it has. Raises NoGrammarsError where it has none, and
+    ValueError.
+    """
+    try:
+        return LLTokenizer(text, eos_token=eos_ids), eos_ids
+    except ValueError:
+        size = LLTokenizer(text).vocab_size
+        ends = [token_id for token_id in eos_ids if token_id < size]
+        if ends == eos_ids:
+            raise
+    if not ends:
+        given = ", ".join(map(str, eos_ids))
+        raise NoGrammarsError(
+            f"eos_token_id {given}: must be below {size}, the number of tokenizer.json's ids"
+        )
+    return LLTokenizer(text, eos_token=ends), ends
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +167,12 @@ class _Row:
                 self.matcher = compiled.result().deep_copy()
             else:
                 self.failed = True
-                _log.error("a grammar could not be compiled", exc_info=error)
+                expected = isinstance(error, NoGrammarsError)
+                _log.error(
+                    "a row fails, its grammar cannot be compiled: %s",
+                    error,
+                    exc_info=None if expected else error,
+                )
         for token in self.history:
             self.take(token)
         self.history.clear()

@@ -17,11 +17,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from llguidance import LLMatcher
 
-from gpu_worker.errors import WorkerError
+from gpu_worker.errors import NoGrammarsError, WorkerError
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.step_loop import Session, StepLoop
 from octavo import handshake, transport
-from octavo.errors import InvalidArgument, ResourceExhausted, StaleEpoch, Unavailable
+from octavo.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, StaleEpoch, Unavailable
 from octavo.interceptors import ErrorMapping
 from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -92,8 +92,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         if self._loop is None:
             raise _loading()
         if self._grammars is None:
-            yield worker_pb2.HoldGrammarResponse(error="this worker has no tokenizer, or its model no end")
-            return
+            raise _no_grammars("this worker has no tokenizer, or its model no EOS token")
         compiled = self._grammars.hold(request.grammar)
         try:
             yield worker_pb2.HoldGrammarResponse(error=await _complaint(compiled))
@@ -161,13 +160,21 @@ def _pass_on(outbox: _Outbox, reader: "asyncio.Task[None]") -> None:
 
 
 async def _complaint(compiled: "Future[LLMatcher]") -> str:
-    """Why a grammar cannot be followed; empty when it can. Cancelling the wait leaves the compilation be."""
+    """Why a grammar cannot be followed; empty when it can. Cancelling the wait leaves the compilation be.
+    Raises FailedPrecondition (NO_GRAMMARS) where none can.
+    """
     done = asyncio.wrap_future(compiled)
     await asyncio.wait([done])
     error = done.exception()
+    if isinstance(error, NoGrammarsError):
+        raise _no_grammars(str(error))
     if error is not None:
-        return str(error) or type(error).__name__
+        raise error
     return done.result().get_error()
+
+
+def _no_grammars(why: str) -> FailedPrecondition:
+    return FailedPrecondition(f"grammar: cannot be followed: {why}", reason="NO_GRAMMARS", field="grammar")
 
 
 def _from_thread(events: asyncio.AbstractEventLoop, call: Any, *arguments: Any) -> None:

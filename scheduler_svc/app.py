@@ -33,9 +33,10 @@ from scheduler_svc.recorder.recording import RecordedScheduler
 from scheduler_svc.recorder.writer import Recorder
 from scheduler_svc.requests import QueueLimits
 from scheduler_svc.server import Server, receive_bound
+from scheduler_svc.setting_files import token_in
 from scheduler_svc.streams import BacklogLimits
 from scheduler_svc.text import TextModel, load_text_model
-from scheduler_svc.web import WebEndpoint, read_token
+from scheduler_svc.web import WebEndpoint
 from scheduler_svc.worker_client import LinkSettings, WorkerClient
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class App:
             receive_bound(settings.max_prompt_bytes, settings.max_prompt_tokens),
             settings.max_concurrent_streams,
         )
-        token = read_token(settings.pool_page_token_file)
+        token = token_in(settings.pool_page_token_file)
         self._endpoint = WebEndpoint(
             self._engine, inspector, self._metrics, _clock, settings.pool_page, token
         )

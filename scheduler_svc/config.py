@@ -6,6 +6,7 @@ complete, frozen and free of contradictions, and nobody writes to it.
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
@@ -15,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from octavo import settings, trace_context, transport
 from octavo.settings import Contradiction, ProgramSettings
 from scheduler_svc.core.plan import MAX_DEPTH
+from scheduler_svc.setting_files import require_writable, token_in
 
 PROGRAM = "scheduler_svc"
 DESCRIPTION = "Octavo's scheduler service: serves gRPC and plans every step of the worker."
@@ -102,6 +104,19 @@ class Settings(ProgramSettings):
             raise ValueError(f"must be 32 hex digits, not {len(value)} characters")
         return value
 
+    @field_validator("pool_page_token_file")
+    @classmethod
+    def _holds_a_token(cls, value: str) -> str:
+        token_in(value)
+        return value
+
+    @field_validator("record")
+    @classmethod
+    def _can_be_begun(cls, value: str) -> str:
+        if value:
+            require_writable(Path(value))
+        return value
+
     @field_validator("worker")
     @classmethod
     def _is_address(cls, value: str) -> str:
@@ -152,3 +167,7 @@ def _require(made: Settings, smaller: str, larger: str, why: str) -> None:
 def load(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings of a command line. Exits with status 2 and one line for what is wrong; 0 after --help."""
     return settings.load(Settings, PROGRAM, DESCRIPTION, arguments, environ)
+
+
+if __name__ == "__main__":  # the look at a command line before anything starts
+    load(sys.argv[1:])

@@ -14,7 +14,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from octavo.errors import Internal, InvalidArgument, OctavoError, ResourceExhausted, Unavailable
+from octavo.errors import (
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    OctavoError,
+    ResourceExhausted,
+    Unavailable,
+)
 from octavo.worker.v1 import worker_pb2
 
 _log = logging.getLogger(__name__)
@@ -66,8 +73,8 @@ class GrammarHolds:
         """Counts one more user, and waits until the worker has compiled the grammar; returns at once without
         a worker, for the next one gets it before its first plan. Call `release` once for each return.
 
-        Raises InvalidArgument (INVALID_GRAMMAR) naming the field, ResourceExhausted (GRAMMAR_BACKLOG), and
-        Internal.
+        Raises InvalidArgument (INVALID_GRAMMAR) naming the field, ResourceExhausted (GRAMMAR_BACKLOG),
+        FailedPrecondition (NO_GRAMMARS), and Internal.
         """
         self._users[grammar] += 1
         with ExitStack() as undo:
@@ -125,6 +132,8 @@ def _refusal(error: grpc.aio.AioRpcError) -> OctavoError:
         return _LOST
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ResourceExhausted(error.details() or "", reason="GRAMMAR_BACKLOG", retry_after=1.0)
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        return FailedPrecondition(error.details() or "", reason="NO_GRAMMARS")
     _log.error("a grammar could not be held: %s: %s", error.code().name, error.details())
     return Internal("the worker could not take the grammar")
 

@@ -5,10 +5,8 @@ Owns the split by path; knows neither content. Invariant: whatever is not the po
 
 import asyncio
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from octavo.settings import RefusedSetting, reason_of
 from scheduler_svc.engine import Engine
 from scheduler_svc.exposition import metrics_app
 from scheduler_svc.inspect import KvCacheService
@@ -67,16 +65,3 @@ class WebEndpoint:
             self._site.stop()
         if self._listener is not None:
             self._listener.stop()
-
-
-def read_token(path: str) -> str:
-    """The token in a file, empty for no file. Raises RefusedSetting."""
-    if not path:
-        return ""
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RefusedSetting(f"cannot be read: {reason_of(error)}", "pool_page_token_file") from error
-    if len(token) < 16 or not token.isascii() or not token.isprintable():
-        raise RefusedSetting("must hold 16 printable ASCII characters or more", "pool_page_token_file")
-    return token

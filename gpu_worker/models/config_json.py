@@ -22,7 +22,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not JSON ({error})") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: not a JSON object")
@@ -51,15 +51,15 @@ def number(config: Mapping[str, Any], key: str) -> float:
 
 def eos_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
     """All of the sources' eos_token_id, ascending. Raises ModelError for what is no token id."""
-    ids: set[int] = set()
+    ids: list[Any] = []
     for source in sources:
         value = source.get("eos_token_id")
         if value is not None:
-            ids.update(value if isinstance(value, list) else [value])
-    bad = [value for value in ids if not isinstance(value, int) or value < 0]
-    if bad:
-        raise ModelError(f"eos_token_id: {bad!r} are not token ids")
-    return tuple(sorted(ids))
+            ids += value if isinstance(value, list) else [value]
+    for value in ids:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ModelError(f"eos_token_id: {value!r:.60} is not a token id")
+    return tuple(sorted(set(ids)))
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str:

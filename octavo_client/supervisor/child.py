@@ -34,13 +34,15 @@ LISTEN = "{listen}"
 class ChildSpec:
     """What to run. env is added to the supervisor's own environment.
 
-    after: the name of a child that has to serve before this one starts; empty: none.
+    after: the name of a child that has to serve before this one starts; empty: none. check: the command that
+    reads the same command line and does nothing else; empty: none.
     """
 
     name: str
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     after: str = ""
+    check: Sequence[str] = ()
 
 
 class Child:

@@ -121,30 +121,42 @@ def find_model(given: str | None) -> Path:
 
 def child_specs(options: StackOptions, socket: str) -> list[ChildSpec]:
     """The command lines in the order of start."""
-    python = [sys.executable, "-P", "-m"]
     worker = [
-        *python,
-        "gpu_worker",
         *("--model", str(options.model), "--listen", socket),
         *("--metrics-port", str(options.worker_metrics_port)),
         *_flags(options.values, WORKER_FLAGS),
         *options.worker_args,
     ]
     scheduler = [
-        *python,
-        "scheduler_svc",
         *("--model", str(options.model), "--worker", socket, "--listen", options.listen),
         *("--metrics-port", str(options.metrics_port)),
         *_flags(options.values, SCHEDULER_FLAGS),
         *[f"--{name}" for name in SCHEDULER_SWITCHES if name in options.values],
         *options.scheduler_args,
     ]
-    specs = [ChildSpec("worker", worker), ChildSpec("scheduler", scheduler)]
+    specs = [_spec("worker", "gpu_worker", worker), _spec("scheduler", "scheduler_svc", scheduler)]
     if options.http:
-        gateway = [*python, "gateway", "--server", LISTEN, "--listen", options.http]
-        flags = _flags(options.values, GATEWAY_FLAGS)
-        specs.append(ChildSpec("gateway", [*gateway, *flags, *options.gateway_args], after="scheduler"))
+        gateway = [
+            *("--server", LISTEN, "--listen", options.http),
+            *_flags(options.values, GATEWAY_FLAGS),
+            *options.gateway_args,
+        ]
+        specs.append(_spec("gateway", "gateway", gateway, after="scheduler", listen=options.listen))
     return specs
+
+
+def _spec(
+    name: str, package: str, arguments: Sequence[str], *, after: str = "", listen: str = ""
+) -> ChildSpec:
+    """listen: what stands for LISTEN while the settings are only looked at."""
+    python = [sys.executable, "-P", "-m"]
+    looked_at = [word.replace(LISTEN, listen) for word in arguments]
+    return ChildSpec(
+        name,
+        [*python, package, *arguments],
+        after=after,
+        check=[*python, f"{package}.config", *looked_at],
+    )
 
 
 def _flags(values: Mapping[str, str], names: Sequence[str]) -> list[str]:

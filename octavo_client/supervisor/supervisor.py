@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from octavo_client.supervisor.child import LISTEN, Child, ChildSpec
 from octavo_client.supervisor.events import Died, News, Serving, Stopped
 from octavo_client.supervisor.lines import REFUSED, describe_exit, readable, refusal
+from octavo_client.supervisor.preflight import refusal_before_start
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,15 @@ class Supervisor:
         return self._stop.is_set()
 
     async def run(self) -> bool:
-        """Runs until stopped; False when a child was given up, and then `failure` says why in one line."""
+        """Runs until stopped; False when a child was given up, and then `failure` says why in one line. None
+        starts while one of them refuses its command line.
+        """
+        refused = await refusal_before_start(self._specs)
+        if refused:
+            self.refused, self.failure = True, refused
+            return False
+        if self.stopping:
+            return True
         tasks = {spec.name: asyncio.create_task(self._keep(spec)) for spec in self._specs}
         stop = asyncio.create_task(self._stop.wait())
         try:

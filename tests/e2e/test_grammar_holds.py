@@ -123,6 +123,17 @@ async def test_a_grammar_that_the_worker_cannot_compile_is_invalid(rig: Rig) -> 
     await until(lambda: not rig.fake.grammars.held)
 
 
+async def test_a_worker_that_can_follow_no_grammar_is_named_with_its_reason(rig: Rig) -> None:
+    rig.fake.grammars.none = "eos_token_id 900: must be below 384, the number of tokenizer.json's ids"
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await rig.service.run(constrained())
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert refused.value.details() == (f"response_format.regex: cannot be followed: {rig.fake.grammars.none}")
+    assert reason_of(refused.value) == "NO_GRAMMARS"
+    assert not rig.fake.plans
+    await until(lambda: not rig.fake.grammars.held)
+
+
 async def test_more_grammars_than_a_worker_holds_are_refused_with_a_delay(rig: Rig) -> None:
     rig.fake.grammars.full = True
     with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -7,13 +7,13 @@ arrival to its end.
 import asyncio
 from collections.abc import AsyncIterator
 
-from octavo.errors import ResourceExhausted
+from octavo.errors import FailedPrecondition, ResourceExhausted
 from octavo.worker.v1 import worker_pb2
 
 
 class FakeGrammars:
     """compiles: calls are answered while it is set. error: what they are answered. full: no more are taken.
-    held: the grammars of the open calls, answered or not.
+    none: why none can be followed. held: the grammars of the open calls, answered or not.
     """
 
     def __init__(self) -> None:
@@ -21,6 +21,7 @@ class FakeGrammars:
         self.compiles.set()
         self.error = ""
         self.full = False
+        self.none = ""
         self.held: list[str] = []
 
     async def hold(self, grammar: str) -> AsyncIterator[worker_pb2.HoldGrammarResponse]:
@@ -28,6 +29,8 @@ class FakeGrammars:
             raise ResourceExhausted(
                 "grammar: 9 characters of grammars would be live, limit 8", reason="GRAMMAR_BACKLOG"
             )
+        if self.none:
+            raise FailedPrecondition(f"grammar: cannot be followed: {self.none}", reason="NO_GRAMMARS")
         self.held.append(grammar)
         try:
             await self.compiles.wait()

@@ -124,19 +124,29 @@ def test_serve_behind_an_ampersand_ends_by_either_signal(
     assert "stopping" in said.read_text()
 
 
-def test_serve_says_why_a_worker_cannot_start(tiny_llama: Path) -> None:
-    done = octavo("serve", "--model", str(tiny_llama), *PORTS, "--worker-arg=--block-size", "--worker-arg=0")
-    assert (done.code, done.err) == (
-        2, "octavo: --block-size 0: must be a whole number from 1 to 4096\n"
-    )  # fmt: skip
-
-
-def test_serve_says_why_a_scheduler_refuses_its_settings(tiny_llama: Path) -> None:
-    """In the one line of the flag, not the scheduler's usage."""
-    done = octavo("serve", "--model", str(tiny_llama), *PORTS, "--depth", "9")
-    assert (done.code, done.err) == (2, "octavo: --depth 9: must be a whole number from 1 to 4\n")
-    assert "usage" not in done.out
-    assert done.out.count("--depth") <= 2
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--worker-arg=--block-size", "--worker-arg=0"),
+         "--block-size 0: must be a whole number from 1 to 4096"),
+        (("--dtype", "float7"), "--dtype float7: must be one of auto, float32, bfloat16, float16, float64"),
+        (("--quantize", "int8", "--kernel-backend", "torch"),
+         "--quantize int8: goes with --kernel-backend auto or cpu, not with --kernel-backend torch"),
+        (("--depth", "9"), "--depth 9: must be a whole number from 1 to 4"),
+        (("--record", "/nowhere/log"), "--record /nowhere/log: cannot be written: No such file or directory"),
+        (("--scheduler-arg=--pool-page-token-file", "--scheduler-arg=/nowhere"),
+         "--pool-page-token-file /nowhere: cannot be read: No such file or directory"),
+        (("--http", "0", "--api-key-file", "/nowhere"),
+         "--api-key-file /nowhere: cannot be read: No such file or directory"),
+        (("--http", "0", "--gateway-arg=--nonsense"),
+         "--nonsense: no such flag or argument; --help lists those there are"),
+    ],
+)  # fmt: skip
+def test_serve_refuses_what_it_hands_on_before_anything_starts(
+    tiny_llama: Path, flags: tuple[str, ...], why: str
+) -> None:
+    done = octavo("serve", "--model", str(tiny_llama), *PORTS, *flags)
+    assert (done.code, done.out, done.err) == (2, "", f"octavo: {why}\n")
 
 
 def test_serve_says_which_setting_a_model_does_not_allow(tiny_llama: Path) -> None:

@@ -81,8 +81,56 @@ async def test_a_grammar_that_cannot_be_followed_is_named(tiny_llama: Path, comp
     compiler.gate.set()
     async with live_worker(tiny_llama, grammars=compiler) as worker:
         assert "rule_name" in (await hold(worker, "no grammar {").read()).error
+
+
+async def test_a_worker_without_a_tokenizer_refuses_every_grammar(tiny_llama: Path) -> None:
     async with live_worker(tiny_llama) as bare:
-        assert "no tokenizer" in (await hold(bare, DIGITS).read()).error
+        assert "no tokenizer" in await no_grammars(bare)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "eos_token_id 900, 901: must be below 384, the number of tokenizer.json's ids"),
+        ("{}", "tokenizer.json cannot be used: "),
+        ("", "tokenizer.json cannot be used: "),
+    ],
+)
+async def test_a_tokenizer_that_cannot_be_used_is_one_line_and_the_reason_of_every_refusal(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None, why: str
+) -> None:
+    file = tiny_llama / "tokenizer.json"
+    if content is not None:
+        file = tmp_path / "tokenizer.json"
+        file.write_text(content)
+    compiler = GrammarCompiler(file, 384, [900, 901])
+    compiler.wait()
+    said = [record for record in caplog.records if record.name == "gpu_worker.grammars"]
+    assert [record.exc_info for record in said] == [None]
+    assert said[0].getMessage().startswith("no grammar can be followed: ")
+    assert why in said[0].getMessage()
+    assert len(said[0].getMessage().splitlines()) == 1
+    async with live_worker(tiny_llama, grammars=compiler) as worker:
+        assert why in await no_grammars(worker)
+        await until(lambda: not compiler._holders)
+
+
+async def no_grammars(worker: LiveWorker) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await hold(worker, DIGITS).read()
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert reason_of(refused.value) == "NO_GRAMMARS"
+    return str(refused.value.details())
+
+
+async def test_an_end_that_the_tokenizer_lacks_is_left_out_where_it_has_another(
+    tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = GrammarCompiler(tiny_llama / "tokenizer.json", 1024, [2, 900])
+    compiler.wait()
+    assert not caplog.records
+    assert compiler.width == 1024 // 32
+    assert not compiler.start(DIGITS).result().is_error()
 
 
 async def test_a_grammar_whose_first_step_cannot_be_taken_is_named(
