@@ -34,6 +34,8 @@ _SWITCH_SECONDS = 1e-4
 """How long a thread may hold the interpreter while another waits. Beside a GPU three threads share the short
 work of each step, and the default of 5 ms would be several steps."""
 STOP_GRACE_SECONDS = 2.0
+_NO_MEMORY = ("out of memory", "DefaultCPUAllocator")
+"""What torch's errors say where a device or the host had too little."""
 _PARENT_POLL_SECONDS = 0.5
 
 
@@ -51,8 +53,10 @@ def run(settings: Settings, clock: StartClock) -> int:
     except (WorkerError, ValueError, OSError) as error:
         _log.error("cannot start: %s", error)
         return 1
-    except RuntimeError as error:
-        _log.error("cannot start", exc_info=error)
+    except (MemoryError, RuntimeError) as error:
+        short = isinstance(error, MemoryError) or any(sign in str(error) for sign in _NO_MEMORY)
+        line = " ".join(str(error).split()) if short else ""
+        _log.error("cannot start%s", f": no memory left: {line}" if short else "", exc_info=not short)
         return 1
 
 

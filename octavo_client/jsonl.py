@@ -94,25 +94,37 @@ class Answer:
 
     def finished(self, request_id: str, event: Finished, with_token_ids: bool) -> dict[str, object]:
         """The output object of the sequence that ended."""
-        out: dict[str, object] = {
-            "line": self.line,
-            "request_id": request_id,
-            "index": event.index,
-            "text": "".join(self._texts.get(event.index, ())),
-            "finish_reason": event.reason.value,
-            "usage": dataclasses.asdict(event.usage),
-        }
-        if with_token_ids:
-            out["token_ids"] = self._token_ids.get(event.index, [])
-        if event.index in self._logprobs:
-            out["logprobs"] = self._logprobs[event.index]
+        out = self._said(request_id, event.index, with_token_ids)
+        out |= {"finish_reason": event.reason.value, "usage": dataclasses.asdict(event.usage)}
         if event.stop is not None:
             out["stop"] = event.stop
         if event.stop_token_id is not None:
             out["stop_token_id"] = event.stop_token_id
         if event.error_reason:
             out["error_reason"] = event.error_reason
+        self._forget(event.index)
         return out
+
+    def failed(self, request_id: str, error: OctavoError, with_token_ids: bool) -> list[dict[str, object]]:
+        """The output objects of a request that failed: one for each of its sequences that had begun and not
+        ended, with what had come, or a single one where none had.
+        """
+        why = failure(self.line, request_id, error)
+        said = [self._said(request_id, index, with_token_ids) | why for index in sorted(self._texts)]
+        return said or [why]
+
+    def _said(self, request_id: str, index: int, with_token_ids: bool) -> dict[str, object]:
+        text = "".join(self._texts.get(index, ()))
+        out: dict[str, object] = {"line": self.line, "request_id": request_id, "index": index, "text": text}
+        if with_token_ids:
+            out["token_ids"] = self._token_ids.get(index, [])
+        if index in self._logprobs:
+            out["logprobs"] = self._logprobs[index]
+        return out
+
+    def _forget(self, index: int) -> None:
+        for parts in (self._texts, self._token_ids, self._logprobs):
+            parts.pop(index, None)
 
 
 def _position(logprobs: PositionLogprobs) -> dict[str, object]:

@@ -12,6 +12,8 @@ from typing import Any
 from gpu_worker.errors import ModelError
 
 MAX_CONFIG_BYTES = 4 << 20
+LARGEST_NUMBER = (1 << 31) - 1
+"""Of a size or a count in a config: what an int32 of a kernel can hold."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -29,23 +31,32 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A whole number of at least 1; the default where the key is missing or null. Raises ModelError."""
+def positive(
+    config: Mapping[str, Any], key: str, default: int | None = None, most: int = LARGEST_NUMBER
+) -> int:
+    """A whole number from 1 to most; the default where the key is missing or null. Raises ModelError."""
     value = config.get(key)
     if value is None:
         value = default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{key}: {value!r} is not a positive whole number")
+        raise ModelError(f"{key}: {value!r:.60} is not a positive whole number")
+    if value > most:
+        raise ModelError(f"{key}: {value!r:.60} is above {most}")
     return value
 
 
-def number(config: Mapping[str, Any], key: str) -> float:
-    """A positive number, or 0.0 where the key is missing or null. Raises ModelError."""
+def whole(config: Mapping[str, Any], key: str, default: int) -> int:
+    """A whole number from 0; the default where the key is missing or null. Raises ModelError."""
+    return 0 if config.get(key) == 0 else positive(config, key, default)
+
+
+def number(config: Mapping[str, Any], key: str, default: float = 0.0) -> float:
+    """A positive number; the default where the key is missing or null. Raises ModelError."""
     value = config.get(key)
     if value is None:
-        return 0.0
+        return default
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ModelError(f"{key}: {value!r} is not a positive number")
+        raise ModelError(f"{key}: {value!r:.60} is not a positive number")
     return float(value)
 
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from gpu_worker.errors import ModelError, UnsupportedModelError
 from gpu_worker.models import rope as rope_module
-from gpu_worker.models.config_json import eos_ids, number, positive, refuse_code, stored_dtype
+from gpu_worker.models.config_json import eos_ids, number, positive, refuse_code, stored_dtype, whole
 from gpu_worker.models.rope import RopeConfig
 
+_MOST_LAYERS = 1 << 12
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 Norms = Literal["before", "after", "around"]
 QkNorm = Literal["none", "head", "width"]
@@ -161,7 +162,10 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
     head_dim = positive(config, "head_dim", family.defaults.get("head_dim") or hidden // heads)
     if head_dim % 2:
         raise ModelError(f"head_dim: {head_dim} is odd")
-    layers, bias = positive(config, "num_hidden_layers"), bool(config.get("attention_bias", False))
+    layers, bias = (
+        positive(config, "num_hidden_layers", most=_MOST_LAYERS),
+        bool(config.get("attention_bias", False)),
+    )
     rope, local_rope = rope_module.parse_both(config, head_dim, family.local_rope)
     # Gemma 3 states the limit that its scaled positions cover.
     limit = rope.max_position if family.local_rope else rope.context_limit
@@ -179,7 +183,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         eos_token_ids=eos_ids(config, generation or {}),
         stored_dtype=stored_dtype(config),
         context_limit=limit,
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm_eps=number(config, "rms_norm_eps", 1e-6),
         norms=family.norms,
         norm_offset=family.norm_offset,
         qk_norm=family.qk_norm,
@@ -204,7 +208,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
 def _architecture_name(config: Mapping[str, Any]) -> str:
     names = config.get("architectures") or []
     refuse_code(config)
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+    if not isinstance(names, list) or len(names) != 1 or str(names[0]) not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"architectures: {names!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
@@ -231,6 +235,8 @@ def _sliding_layers(config: Mapping[str, Any], family: Architecture, layers: int
     """Which layers attend through a window. Raises ModelError for what the family does not have."""
     none = (False,) * layers
     kinds = config.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise ModelError(f"layer_types: {kinds!r:.60} is not a list of names")
     odd = set(kinds or ()) - {"full_attention", "sliding_attention"}
     if odd:
         raise UnsupportedModelError(f"layer_types: {sorted(odd)} are not supported")
@@ -250,7 +256,7 @@ def _sliding_layers(config: Mapping[str, Any], family: Architecture, layers: int
             raise ModelError(f"layer_types: {len(kinds)} entries, num_hidden_layers is {layers}")
         return tuple(kind == "sliding_attention" for kind in kinds[:layers])
     if family.window == "late":
-        first = int(config.get("max_window_layers", layers))
+        first = whole(config, "max_window_layers", layers)
         return tuple(layer >= first for layer in range(layers))
     every = positive(config, "sliding_window_pattern", family.window)
     return tuple((layer + 1) % every != 0 for layer in range(layers))
@@ -265,7 +271,9 @@ def _experts(config: Mapping[str, Any], family: Architecture, layers: int) -> Ex
     if chosen > count:
         raise ModelError(f"num_experts_per_tok: {chosen}, the model has {count} experts")
     step = positive(config, "decoder_sparse_step", 1)
-    listed = config.get("mlp_only_layers") or ()
+    listed = config.get("mlp_only_layers") or []
+    if not isinstance(listed, list):
+        raise ModelError(f"mlp_only_layers: {listed!r:.60} is not a list of layers")
     dense = tuple(layer for layer in range(layers) if layer in listed or (layer + 1) % step)
     return ExpertsConfig(
         count=count,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gpu_worker.errors import ModelError, UnsupportedModelError
+from gpu_worker.models.config_json import number, positive
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 
@@ -95,10 +96,10 @@ def parse(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
     if kind not in KINDS:
         raise UnsupportedModelError(f"rope_type: {kind!r} is not known; known are {', '.join(KINDS)}")
     rotary_dim = _rotary_dim(config, given, head_dim)
-    max_position = int(config.get("max_position_embeddings") or 2048)
+    max_position = positive(config, "max_position_embeddings", 2048)
     return RopeConfig(
         kind=kind,
-        theta=float(given.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        theta=number(given, "rope_theta") or number(config, "rope_theta", 10000.0),
         rotary_dim=rotary_dim,
         max_position=max_position,
         original_max=_original_max(config, given, kind, max_position),
@@ -119,8 +120,8 @@ def _rotary_dim(config: Mapping[str, Any], given: Mapping[str, Any], head_dim: i
 def _original_max(config: Mapping[str, Any], given: Mapping[str, Any], kind: str, max_position: int) -> int:
     if kind not in ("llama3", "yarn", "longrope"):
         return max_position
-    outer = config.get("original_max_position_embeddings")
-    return int(outer or given.get("original_max_position_embeddings") or max_position)
+    name = "original_max_position_embeddings"
+    return positive(config if config.get(name) else given, name, max_position)
 
 
 def _scaling(
@@ -132,7 +133,7 @@ def _scaling(
         original = _original_max(config, given, kind, max_position)
         return _longrope_scaling(given, max_position, original, rotary_dim)
     if kind == "factors":
-        return {"factors": tuple(float(value) for value in given["factors"])}
+        return {"factors": _numbers(given, "factors", rotary_dim // 2)}
     if kind == "yarn":
         return _yarn_scaling(given, max_position)
     scaling = {"factor": _number(given, "factor", kind)}
@@ -142,12 +143,12 @@ def _scaling(
 
 
 def _yarn_scaling(given: Mapping[str, Any], max_position: int) -> dict[str, Any]:
-    original = given.get("original_max_position_embeddings") or max_position
-    factor = float(given.get("factor") or max_position / original)
+    original = positive(given, "original_max_position_embeddings", max_position)
+    factor = number(given, "factor", max_position / original)
     return {
         "factor": factor,
-        "beta_fast": float(given.get("beta_fast") or 32.0),
-        "beta_slow": float(given.get("beta_slow") or 1.0),
+        "beta_fast": number(given, "beta_fast", 32.0),
+        "beta_slow": number(given, "beta_slow", 1.0),
         "truncate": bool(given.get("truncate", True)),
         "attention_factor": _yarn_attention_factor(given, factor),
     }
@@ -156,25 +157,26 @@ def _yarn_scaling(given: Mapping[str, Any], max_position: int) -> dict[str, Any]
 def _longrope_scaling(
     given: Mapping[str, Any], max_position: int, original: int, rotary_dim: int
 ) -> dict[str, Any]:
-    lists = {}
-    for name in ("short_factor", "long_factor"):
-        values = given.get(name)
-        if not isinstance(values, list) or len(values) != rotary_dim // 2:
-            raise ModelError(f"rope_scaling.{name}: expected a list of {rotary_dim // 2} numbers")
-        lists[f"{name}s"] = tuple(float(value) for value in values)
-    factor = float(given.get("factor") or max_position / original)
-    attention = given.get("attention_factor")
-    if attention is None:
-        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    return {"factor": factor, "attention_factor": float(attention), **lists}
+    lists = {f"{name}s": _numbers(given, name, rotary_dim // 2) for name in ("short_factor", "long_factor")}
+    factor = number(given, "factor", max_position / original)
+    attention = number(given, "attention_factor")
+    if not attention:
+        attention = math.sqrt(1 + math.log(factor) / math.log(max(2, original))) if factor > 1 else 1.0
+    return {"factor": factor, "attention_factor": attention, **lists}
+
+
+def _numbers(given: Mapping[str, Any], name: str, count: int) -> tuple[float, ...]:
+    values = given.get(name)
+    if not isinstance(values, list) or len(values) != count:
+        raise ModelError(f"rope_scaling.{name}: expected a list of {count} numbers")
+    return tuple(number({name: value}, name) for value in values)
 
 
 def _yarn_attention_factor(given: Mapping[str, Any], factor: float) -> float:
     if given.get("attention_factor") is not None:
-        return float(given["attention_factor"])
-    mscale, mscale_all = given.get("mscale"), given.get("mscale_all_dim")
-    if mscale and mscale_all:
-        return _mscale(factor, float(mscale)) / _mscale(factor, float(mscale_all))
+        return number(given, "attention_factor")
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return _mscale(factor, number(given, "mscale")) / _mscale(factor, number(given, "mscale_all_dim"))
     return _mscale(factor, 1.0)
 
 
@@ -184,7 +186,7 @@ def _mscale(factor: float, scale: float) -> float:
 
 def _number(given: Mapping[str, Any], key: str, kind: str) -> float:
     value = given.get(key)
-    if not isinstance(value, int | float) or value <= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ModelError(f"rope_scaling.{key}: {value!r} is not a positive number (rope_type {kind})")
     return float(value)
 
@@ -224,10 +226,6 @@ def frequencies(rope: RopeConfig, num_positions: int = 0) -> torch.Tensor:
     if rope.kind == "yarn":
         return _yarn(rope)
     if rope.kind == "factors":
-        if len(rope.factors) != rope.rotary_dim // 2:
-            raise ModelError(
-                f"rope factors: {len(rope.factors)} given, rotary_dim / 2 is {rope.rotary_dim // 2}"
-            )
         return default / torch.tensor(rope.factors, dtype=torch.float32)
     return default
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
@@ -23,7 +24,10 @@ from gpu_worker.models.registry import ModelShape
 
 PROBE_TOKENS = 3
 _WAYS: dict[Way, str] = {"interface": "attention interface", "sdpa": "call of scaled_dot_product_attention"}
-FOREIGN_ERRORS = (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError, AssertionError)
+FOREIGN_ERRORS = (
+    RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError, AssertionError,
+    ArithmeticError, StrictDataclassError,
+)  # fmt: skip
 """What foreign model code raises when it is run in a way that it does not support."""
 transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 

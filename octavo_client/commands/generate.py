@@ -1,7 +1,7 @@
 """`octavo generate`: texts or JSON lines in, JSON lines out, over one GenerateBatch stream.
 
 Owns files, progress and the exit code; the shape of a line is jsonl's. Invariant: every line of the input
-has exactly one line of output a sequence, or one with an error.
+has exactly one line of output a sequence, or one with an error; text that came is in one of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from octavo_client.calls import Batch
 from octavo_client.client import Client
 from octavo_client.commands.options import add_sampling, add_server, number_of, sampling_options
 from octavo_client.console import stderr_console
-from octavo_client.errors import AlreadyExists, BadArgument, OctavoError
+from octavo_client.errors import AlreadyExists, BadArgument, Cancelled, OctavoError
 from octavo_client.types import BatchEvent, Delta, Finished, GenerateOptions, Request, RequestFailed
 
 _RATE_SECONDS = 0.25
@@ -144,6 +144,9 @@ class Job:
         except OctavoError as error:
             self._abandon(batch, error)
             raise
+        except KeyboardInterrupt:
+            self._abandon(batch, Cancelled("interrupted before its end"))
+            raise
         finally:
             batch.cancel()
 
@@ -182,7 +185,7 @@ class Job:
                 self._close(request_id)
         elif isinstance(event, RequestFailed):
             self._close(request_id)
-            self._write_failure(answer.line, request_id, event.error)
+            self._write_failed(answer, request_id, event.error)
 
     def _close(self, request_id: str) -> None:
         with self._lock:
@@ -193,10 +196,16 @@ class Job:
         """The stream broke: what was sent and has not ended failed with it."""
         batch.cancel()
         with self._lock:
-            left = [(answer.line, request_id) for request_id, answer in self._answers.items()]
+            left = list(self._answers.items())
             self._answers.clear()
-        for number, request_id in left:
-            self._write_failure(number, request_id, error)
+        for request_id, answer in left:
+            self._write_failed(answer, request_id, error)
+
+    def _write_failed(self, answer: jsonl.Answer, request_id: str, error: OctavoError) -> None:
+        """What had come of a request is written with what broke it."""
+        self.failed += 1
+        for line in answer.failed(request_id, error, self._token_ids):
+            self._write(line)
 
     def _write_failure(self, number: int, request_id: str, error: OctavoError) -> None:
         self.failed += 1

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from octavo_client import Client
 from tests.e2e.cli.run import Background, Done, Terminal, octavo
+from tests.e2e.processes import Processes
 
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
 
@@ -164,9 +166,42 @@ def test_generate_interrupted_leaves_nothing_running(server: str, tmp_path: Path
     finally:
         job.close()
     assert "Traceback" not in job.err.read_text()
+    last = json.loads(job.out.read_text().splitlines()[-1])
+    assert last["error"]["status"] == "CANCELLED"
     with Client(server) as client:
         while client.stats().running_requests:
             pass
+
+
+@pytest.mark.parametrize("way", ["killed", "drained"])
+def test_generate_writes_what_had_come_when_the_service_ends(
+    processes: Processes, tiny_llama: Path, tmp_path: Path, way: str
+) -> None:
+    """The tokens that a slow worker gave before the end, which here comes in the middle of both streams."""
+    worker = processes.fake_worker("127.0.0.1:0", "--step-delay", "0.05", "--num-blocks", "256")
+    scheduler = processes.scheduler(tiny_llama, worker.address, "--drain-seconds", "0.1")
+    job = Background(
+        tmp_path, "generate", "--server", scheduler.address, "--max-tokens", "900", "--ignore-eos",
+        "--token-ids", "one", "two",
+    )  # fmt: skip
+    try:
+        with Client(scheduler.address) as client:
+            while sum(row.output_tokens for row in client.stats(requests=True).requests) < 20:
+                time.sleep(0.02)
+        if way == "killed":
+            scheduler.kill()
+        else:
+            scheduler.ask_to_stop()
+        assert job.process.wait(60) == 1
+    finally:
+        job.close()
+    said = [json.loads(line) for line in job.out.read_text().splitlines()]
+    assert {line["line"] for line in said} == {1, 2}
+    for line in said:
+        assert line["error"]["status"] == "UNAVAILABLE"
+        assert len(line["token_ids"]) > 5
+        assert line["text"]
+    assert len(job.err.read_text().splitlines()) <= 1
 
 
 def test_generate_without_a_server_fails_each_line() -> None:

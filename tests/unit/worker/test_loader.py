@@ -2,6 +2,8 @@
 executed.
 """
 
+import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from gpu_worker.errors import ModelError, SettingsError
 from gpu_worker.models import loader
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.registry import parse_config
+from gpu_worker.models.registry import ARCHITECTURES, parse_config
 from tests.fixtures.hand_plans import HandPlanner, HandSequence
 from tests.fixtures.tiny_model import TinyShape, tiny_config, tiny_weights, write_json, write_tiny_model
 from tests.fixtures.tiny_runner import change_logits, make_runner
@@ -210,6 +212,49 @@ def test_a35_eos_ids_of_config_and_generation_config_are_joined(
 def test_configs_that_would_be_computed_wrongly_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         parse_config(tiny_config(TinyShape()) | change)
+
+
+ODD_VALUES = (
+    None, True, 0, -1, 1.5, -0.5, 1e300, 10**30, math.nan, math.inf, "", "x", "1", [], [1], [[1]], ["x"], {},
+    {"a": 1},
+)  # fmt: skip
+ROPES = (
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 64},
+    {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+     "mscale_all_dim": 1.0, "original_max_position_embeddings": 64, "attention_factor": 1.0},
+    {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 4.0,
+     "original_max_position_embeddings": 64, "attention_factor": 1.0},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_an_odd_value_of_a_config_is_taken_or_refused_by_name_and_never_a_fault(architecture: str) -> None:
+    experts = {
+        "num_experts": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    }
+    config = tiny_config(TinyShape()) | experts | {"architectures": [architecture], "sliding_window": None}
+    parse_config(config)
+    for key in {*config, "sliding_window", "rope_scaling", "layer_types", "mlp_only_layers", "eos_token_id"}:
+        for value in ODD_VALUES:
+            with contextlib.suppress(ModelError):
+                parse_config(config | {key: value})
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=lambda rope: str(rope["rope_type"]))
+def test_an_odd_value_of_a_rotation_is_taken_or_refused_by_name_and_never_a_fault(
+    rope: dict[str, Any],
+) -> None:
+    config = tiny_config(TinyShape()) | {"head_dim": 16}
+    parse_config(config | {"rope_scaling": rope})
+    for key in rope:
+        for value in ODD_VALUES:
+            with contextlib.suppress(ModelError):
+                parse_config(config | {"rope_scaling": rope | {key: value}})
 
 
 def test_folders_without_what_is_needed(tmp_path: Path) -> None:
