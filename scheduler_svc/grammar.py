@@ -5,7 +5,6 @@ Invariant: a grammar that leaves this module is within the limits of octavo.gram
 compile it, and its first steps are too.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from octavo.errors import InvalidArgument
 from octavo.grammars import limits
 from scheduler_svc.gbnf import lark_of
+from scheduler_svc.grammar_bounds import check_lark, check_regex, check_schema
 from scheduler_svc.grammar_walk import complaint_of
 
 _SHOWN = 200
@@ -88,13 +88,14 @@ def _bytes(vocabulary: Vocabulary) -> tuple[LLTokenizer, list[int]]:
 
 def _translated(kind: str, text: str) -> str:
     if kind == "json_schema":
-        schema = json.loads(text)
-        if not isinstance(schema, dict):
-            raise ValueError(f"a schema is an object, not {type(schema).__name__}")
+        check_schema(text)
         return LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)  # type: ignore[arg-type]
     if kind == "regex":
+        check_regex(text)
         return LLMatcher.grammar_from_regex(text)
-    return LLMatcher.grammar_from_lark(lark_of(text) if "::=" in text else text)
+    lark = lark_of(text) if "::=" in text else text
+    check_lark(lark)
+    return LLMatcher.grammar_from_lark(lark)
 
 
 def _invalid(field: str, why: str) -> InvalidArgument:

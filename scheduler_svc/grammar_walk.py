@@ -17,7 +17,6 @@ _OPENING = b'{["('
 _WORK = ("Too many items", "Current row has", "fuel", "lexer states")
 _TOO_MUCH = "is too large for a step"
 _NO_TEXT = "no text fits the grammar"
-_NO_END = f"{_NO_TEXT}: what it demands never ends"
 
 
 def complaint_of(matcher: LLMatcher, byte_ids: Sequence[int], length: int) -> str:
@@ -40,10 +39,14 @@ def complaint_of(matcher: LLMatcher, byte_ids: Sequence[int], length: int) -> st
             there = here.deep_copy()
             there.consume_tokens(way)
             if there.is_error():
-                return _NO_END if len(forced) > length else _words(there)
+                return _endless(len(forced)) if len(forced) > length else _words(there)
             if not there.is_stopped():
                 waiting.append(there)
     return ""
+
+
+def _endless(characters: int) -> str:
+    return f"{_TOO_MUCH}: it demands {characters} characters in a row, and no end of them was found"
 
 
 def _words(matcher: LLMatcher) -> str:

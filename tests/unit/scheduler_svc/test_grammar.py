@@ -90,7 +90,7 @@ def test_a_grammar_too_large_to_compile_is_refused(kind: str, text: str) -> None
         ('{"$ref": "#"}', "no text fits the grammar"),
         (
             '{"type": "object", "properties": {"child": {"$ref": "#"}}, "required": ["child"]}',
-            "no text fits the grammar: what it demands never ends",
+            " characters in a row, and no end of them was found",
         ),
         (many_properties(2500), "is too large for a step: "),
         ("[" * 60_000, "is nested too deep"),
@@ -102,6 +102,104 @@ def test_what_would_fail_in_a_step_fails_at_the_check(text: str, why: str) -> No
     assert why in refused.value.message
     assert "<non-verbose/>" not in refused.value.message
     assert "recursion" not in refused.value.message
+
+
+ARRAY = {"type": "array", "items": {"type": "integer"}}
+
+
+def multiples(*values: float, kind: str = "allOf") -> str:
+    return json.dumps({kind: [{"type": "number", "multipleOf": value} for value in values]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [
+        (
+            "json_schema",
+            json.dumps(ARRAY | {"minItems": 10**9}),
+            "minItems: 1000000000 is above 65536, the limit",
+        ),
+        (
+            "json_schema",
+            '{"type": "string", "minLength": 65537}',
+            "minLength: 65537 is above 65536, the limit",
+        ),
+        (
+            "json_schema",
+            '{"properties": {"a": {"minProperties": 1e9}}}',
+            "minProperties: 1000000000 is above 65536",
+        ),
+        (
+            "json_schema",
+            json.dumps(ARRAY | {"maxItems": 1 << 31}),
+            "maxItems: 2147483648 is above 2147483647",
+        ),
+        (
+            "json_schema",
+            '{"type": "string", "maxLength": ' + "9" * 5000 + "}",
+            "is above 2147483647, the limit",
+        ),
+        ("json_schema", '{"pattern": "^a{65537}$"}', "{65537}: 65537 repetitions are above 65536, the limit"),
+        ("json_schema", '{"patternProperties": {"a{65537}": {}}}', "{65537}: 65537 repetitions are above"),
+        ("regex", "a{1000000000}", "{1000000000}: 1000000000 repetitions are above 65536, the limit"),
+        ("regex", "[a-z]{0,99999999999}", "99999999999 repetitions are above 2147483647, the limit"),
+        ("regex", "(a{1000}){1000}", "characters in a row, and no end of them was found"),
+        ("ebnf", 'root ::= "a"{1000000000}', "1000000000 repetitions are above 65536, the limit"),
+        ("ebnf", "start: A~70000..80000\nA: /a/", "~70000..80000: 70000 repetitions are above 65536"),
+        ("ebnf", "start: /x{70000}/", "{70000}: 70000 repetitions are above 65536, the limit"),
+        ("ebnf", 'start: %json {"type": "string", "minLength": 70000}', "minLength: 70000 is above 65536"),
+        ("json_schema", multiples(1 << 31), "multipleOf: 2147483648 has to be below 1000000001"),
+        (
+            "json_schema",
+            multiples(999_983),
+            "multipleOf: 999983: the least common multiple of all, 999983, is ab",
+        ),
+        (
+            "json_schema",
+            multiples(4001, 4002, kind="anyOf"),
+            "least common multiple of all, 16012002, is above",
+        ),
+        ("json_schema", multiples(1 << 29, 0.25), "multipleOf: 536870912: the least common multiple of all"),
+        ("json_schema", multiples(99_990_000), "multipleOf: 99990000: the least common multiple of all"),
+        ("json_schema", multiples(-2), "multipleOf: -2 must be above 0"),
+        (
+            "json_schema",
+            multiples(1e-10),
+            "multipleOf: 0.0000000001 has to be below 1000000001, with 9 decimals at most",
+        ),
+        (
+            "ebnf",
+            'start: "a" %json {"multipleOf": 73} "b" %json {"multipleOf": 149}',
+            "of all, 10877, is above",
+        ),
+        ("json_schema", '{"default": {"multipleOf": 999983}, "$ref": "#/default"}', "multipleOf: 999983: "),
+    ],
+)
+def test_a_number_of_a_grammar_beyond_its_limit_is_named(kind: str, text: str, why: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        grammar_of(kind, text)
+    assert refused.value.message.startswith(f"response_format.{kind}: ")
+    assert why in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json_schema", json.dumps(ARRAY | {"minItems": 1 << 16, "maxItems": (1 << 31) - 1})),
+        (
+            "json_schema",
+            '{"type": "object", "properties": {"minItems": {"const": 1}, "multipleOf": {"const": 3}}}',
+        ),
+        ("json_schema", multiples(0.01, 1000, 1_000_000)),
+        ("json_schema", multiples(0.25, 15, 60, 3600)),
+        ("json_schema", multiples(9999)),
+        ("json_schema", multiples(1e9, kind="anyOf")),
+        ("regex", r"\x{100000}[{99999999}]\{99999999}\p{L}{5}a{3,2147483647}"),
+        ("ebnf", 'start: "a{99999999}" /b{3}/ // {99999999}\n# {99999999}\n'),
+    ],
+)
+def test_a_number_of_a_grammar_within_its_limit_is_taken(kind: str, text: str) -> None:
+    assert grammar_of(kind, text)
 
 
 def test_large_but_possible_schemas_pass() -> None:
