@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paged_kernels.contracts import BackendUnavailableError
-from paged_kernels.cpu_impl.build import FLAGS, cache_folder, compile_into, find_compiler, source_digest
+from paged_kernels.cpu_impl.build import FLAGS, compile_into, find_compiler, source_digest
+from paged_kernels.kernel_cache import cache_folder
 
 _V2 = "cx16 popcnt sse4_1 sse4_2 ssse3"
 _V3 = f"{_V2} avx avx2 bmi1 bmi2 f16c fma movbe"

@@ -1,6 +1,6 @@
 """The shared library of the CPU kernels: compiled once by the machine's own compiler, then found in a cache.
 
-Owns the compiler's choice, the flags and the cache folder; knows no tensor. Invariant: a library appears
+Owns the compiler's choice and the flags; knows no tensor. Invariant: a library appears
 under its name whole or not at all, and its name depends on everything that went into it.
 """
 
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paged_kernels.contracts import BackendUnavailableError
+from paged_kernels.kernel_cache import cache_folder
 
 _log = logging.getLogger(__name__)
 SOURCE_FOLDER = Path(__file__).parent / "source"
-CACHE_VARIABLE = "OCTAVO_KERNEL_CACHE"
 _COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden"),
@@ -74,15 +74,6 @@ def native_library() -> tuple[Path, str]:
     if not path.is_file():
         compile_into(compiler, flags, path)
     return path, f"compiled by {compiler.version} with {flags[-1]}"
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: OCTAVO_KERNEL_CACHE, else octavo/ in the user's cache folder."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "octavo"
 
 
 def _native_flag() -> str:

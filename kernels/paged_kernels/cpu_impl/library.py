@@ -13,7 +13,8 @@ from typing import Any
 
 from paged_kernels.contracts import BackendUnavailableError
 from paged_kernels.cpu_impl import ahead
-from paged_kernels.cpu_impl.build import cache_folder, native_library
+from paged_kernels.cpu_impl.build import native_library
+from paged_kernels.kernel_cache import cache_folder
 
 _POINTER, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 FLOAT32, BFLOAT16, INT8, INT4, GRID8, GRID4 = range(6)

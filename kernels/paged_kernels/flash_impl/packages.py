@@ -5,6 +5,8 @@ load, is a BackendUnavailableError with the reason, and the other can still be u
 """
 
 import importlib
+import logging
+import os
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -14,7 +16,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from paged_kernels.contracts import BackendUnavailableError
+from paged_kernels.kernel_cache import cache_folder
 
+_log = logging.getLogger(__name__)
+FLASH4_KEEPS, FLASH4_FOLDER = (
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+)
+"""flash-attn-4's own variables, which it reads when it is imported."""
 PackageCall = Callable[..., Tensor]
 _USUAL_ERRORS = (
     *(RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ImportError),
@@ -39,8 +48,12 @@ def load_flash2() -> Flash2Calls:
 
 
 def load_flash4() -> PackageCall:
-    """Imports flash-attn-4's flash_attn_varlen_func. Raises BackendUnavailableError as load_flash2 does."""
+    """Imports flash-attn-4's flash_attn_varlen_func. Raises BackendUnavailableError as load_flash2 does.
+
+    What it compiles is kept on disk for the next start, as its own variables say where they are set.
+    """
     _join_folders(_imported("flash_attn"))
+    _keep_compiled()
     call: PackageCall = _imported("flash_attn.cute.interface").flash_attn_varlen_func
     return call
 
@@ -61,6 +74,19 @@ def _imported(name: str) -> ModuleType:
         raise BackendUnavailableError(f"does not load: it needs {error.name}") from error
     except foreign_errors() as error:
         raise BackendUnavailableError(f"does not load: {first_line(error)}") from error
+
+
+def _keep_compiled() -> None:
+    folder = cache_folder() / "flash-attn-4"
+    if FLASH4_KEEPS in os.environ:
+        return
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        _log.warning("flash-attn-4 compiles anew at every start: %s", error)
+        return
+    os.environ[FLASH4_KEEPS] = "1"
+    os.environ.setdefault(FLASH4_FOLDER, str(folder))
 
 
 def _join_folders(package: ModuleType) -> None:

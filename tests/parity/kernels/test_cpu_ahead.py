@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paged_kernels import kernel_cache
 from paged_kernels.contracts import BackendUnavailableError
 from paged_kernels.cpu_impl import ahead, build, library
 
@@ -18,7 +19,7 @@ X86 = ahead.LEVELS["x86_64"]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache without a native library, on a machine without a compiler."""
-    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setenv("CXX", "/nowhere/c++")
     return tmp_path
 
@@ -83,7 +84,7 @@ def test_a_level_compiled_here_loads_without_a_compiler(
         build.find_compiler()
     except BackendUnavailableError as error:
         pytest.skip(str(error))
-    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(ahead, "LEVELS", {platform.machine(): levels[-1:]})
     assert len(ahead.compile_all(tmp_path)) == 1
     monkeypatch.setenv("CXX", "/nowhere/c++")

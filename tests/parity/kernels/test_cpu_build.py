@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paged_kernels import dispatch, torch_impl
+from paged_kernels import dispatch, kernel_cache, torch_impl
 from paged_kernels.contracts import BackendUnavailableError
 from paged_kernels.cpu_impl import build, library
 
@@ -30,7 +30,7 @@ def stub(folder: Path, text: str) -> str:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -68,7 +68,7 @@ def test_another_compiler_or_processor_gets_its_own_library(
 def test_two_processes_at_once_leave_one_whole_library(tmp_path: Path, own_cache: Path) -> None:
     slow = WORKS.replace("for last", "sleep 0.3; for last")
     code = "from paged_kernels.cpu_impl.build import native_library; print(native_library()[0].read_text())"
-    env = {"CXX": stub(tmp_path, slow), build.CACHE_VARIABLE: str(own_cache), "PATH": "/usr/bin:/bin"}
+    env = {"CXX": stub(tmp_path, slow), kernel_cache.CACHE_VARIABLE: str(own_cache), "PATH": "/usr/bin:/bin"}
     env["PYTHONPATH"] = ":".join(sys.path)
     children = [
         subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE) for _ in range(2)
@@ -112,7 +112,7 @@ def test_a_cache_that_cannot_be_written_is_named(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    monkeypatch.setenv(build.CACHE_VARIABLE, str(blocked / "cache"))
+    monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(blocked / "cache"))
     monkeypatch.setenv("CXX", stub(tmp_path, WORKS))
     with pytest.raises(BackendUnavailableError, match="cannot be written"):
         dispatch.select("cpu", "cpu", torch.float32, 64, 16)

@@ -5,6 +5,7 @@ slots are NaN, and the oracle is torch in float64.
 """
 
 import math
+import os
 import random
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paged_kernels import contracts, torch_impl
+from paged_kernels import contracts, kernel_cache, torch_impl
 from paged_kernels.attention_backends import PACKAGES, ByPhase, Candidate
 from paged_kernels.contracts import BackendUnavailableError
 from paged_kernels.flash_impl import packages
@@ -131,6 +132,7 @@ def test_one_in_a_folder_of_its_own_is_not_hidden_by_the_other(
     (two / "__init__.py").write_text("flash_attn_varlen_func = flash_attn_with_kvcache = lambda: 2\n")
     (four / "__init__.py").write_text("")
     (four / "interface.py").write_text("flash_attn_varlen_func = lambda: 4\n")
+    monkeypatch.setenv(packages.FLASH4_KEEPS, "0")
     for name in ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(four.parent.parent))
@@ -156,3 +158,44 @@ def test_one_that_does_not_load_says_why(tmp_path: Path, monkeypatch: pytest.Mon
         sys.modules.pop("flash_attn", None)
         with pytest.raises(BackendUnavailableError, match=why):
             packages.load_flash2()
+
+
+def keep_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where nobody set flash-attn-4's variables."""
+    fake_flash.install(monkeypatch, flash2=False, flash4=True)
+    monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(folder))
+    for name in (packages.FLASH4_KEEPS, packages.FLASH4_FOLDER):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def test_what_flash_attn_4_compiles_is_kept_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that nobody else may write, for what lies there is run."""
+    keep_in(tmp_path / "kept", monkeypatch)
+    packages.load_flash4()
+    folder = tmp_path / "kept" / "flash-attn-4"
+    assert os.environ[packages.FLASH4_KEEPS] == "1"
+    assert os.environ[packages.FLASH4_FOLDER] == str(folder)
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_flash_attn_4_keeps_nothing_where_its_own_variable_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_in(tmp_path / "kept", monkeypatch)
+    monkeypatch.setenv(packages.FLASH4_KEEPS, "0")
+    packages.load_flash4()
+    assert os.environ[packages.FLASH4_KEEPS] == "0"
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_folder_that_cannot_be_made_costs_the_keeping_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    keep_in(tmp_path / "file", monkeypatch)
+    packages.load_flash4()
+    assert packages.FLASH4_KEEPS not in os.environ
+    assert "flash-attn-4 compiles anew at every start" in caplog.text
