@@ -10,7 +10,7 @@ from paged_kernels.testing import relative_error
 from paged_kernels.triton_impl import fused_linear
 from tests.fixtures.expert_cases import expert_errors
 from tests.fixtures.fused_cases import fused_errors, step_input_mismatches
-from tests.fixtures.sampling_cases import filter_mismatches, sampling_mismatches
+from tests.fixtures.sampling_cases import filter_mismatches, likelihood_errors, sampling_mismatches
 from tests.fixtures.split_cases import split_errors
 from tests.fixtures.stream_cases import stream_errors
 from tests.gpu.compiled_first import compiled_first
@@ -103,6 +103,10 @@ def test_large_products_equal_float64(tokens: int, inside: int, outside: int) ->
     error = relative_error(gated, torch.nn.functional.silu(wanted[:, :half]) * wanted[:, half:])
     assert error < 1e-2
     assert torch.equal(fused_linear.gated_linear(x, weight), gated)
+
+
+def test_likelihoods_are_those_of_float64() -> None:
+    assert max(likelihood_errors("cuda").values()) < 2e-13
 
 
 @pytest.mark.parametrize("vocab", [151936, 50257, 384])

@@ -15,9 +15,18 @@ from torch import Tensor
 
 from paged_kernels.triton_impl import filtering, machine
 from paged_kernels.triton_impl.filtering import draw_among_few, is_filtered, sum_kept
-from paged_kernels.triton_impl.likelihood import SHIFTS, below, exp2, key_of, lowest_key, slope_of
+from paged_kernels.triton_impl.likelihood import (
+    SHIFTS,
+    below,
+    exp2,
+    key_of,
+    lowest_key,
+    slope_of,
+    sum_likelihoods,
+)
 
 _CHUNK = 2048
+_CHUNK_WARPS = 2
 
 
 # fmt: off
@@ -30,13 +39,19 @@ def _filters(filters, sample, vocab):
 
 
 @triton.jit
+def _greater(a, b):
+    """NaN where either is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _chunk_kernel(
     peaks, ids, sums, spans, logits, temperatures, filters, vocab, logits_stride,
     chunks: tl.constexpr, chunk: tl.constexpr, span: tl.constexpr, shift: tl.constexpr,
     overlap: tl.constexpr,
 ):
-    """Greatest logit of a chunk, its lowest id, and the chunk's sum of exp((logit - greatest) / temperature);
-    of filtered rows the greatest logit of each span too.
+    """Greatest logit of a chunk; of greedy rows its lowest id, of others the chunk's sum of exp((logit -
+    greatest) / temperature), of filtered rows the greatest logit of each span too.
 
     Grid (samples, chunks). The greatest counts as +inf where the chunk holds NaN or +inf.
     """
@@ -49,19 +64,21 @@ def _chunk_kernel(
     values = tl.load(logits + sample * logits_stride + offsets, mask=mask, other=float("-inf")).to(tl.float32)
     temperature = tl.load(temperatures + sample)
     _, _, _, filtered = _filters(filters, sample, vocab)
-    bad = tl.max(((values != values) | (values == float("inf"))).to(tl.int32), 0)
-    peak = tl.where(bad > 0, float("inf"), tl.max(values, 0))
+    peak = tl.reduce(values, 0, _greater)
+    peak = tl.where(peak != peak, float("inf"), peak)
     at = sample * chunks + number
     tl.store(peaks + at, peak)
-    tl.store(ids + at, tl.min(tl.where(values == peak, offsets, vocab), 0))
-    if (temperature > 0) & (bad == 0) & (peak > float("-inf")):
-        tl.store(sums + at, tl.sum(exp2(below(values, peak, shift) * slope_of(temperature)), 0))
+    if temperature > 0:
+        total = tl.zeros([], tl.float64)
+        if (peak > float("-inf")) & (peak < float("inf")):
+            total = sum_likelihoods(values, peak, temperature, shift)
+        tl.store(sums + at, total)
+        if filtered:
+            per_chunk: tl.constexpr = chunk // span
+            highest = tl.max(tl.reshape(values, [per_chunk, span]), 1)
+            tl.store(spans + at * per_chunk + tl.arange(0, per_chunk), highest)
     else:
-        tl.store(sums + at, 0.0)
-    if filtered & (temperature > 0):
-        per_chunk: tl.constexpr = chunk // span
-        highest = tl.max(tl.reshape(values, [per_chunk, span]), 1)
-        tl.store(spans + at * per_chunk + tl.arange(0, per_chunk), highest)
+        tl.store(ids + at, tl.min(tl.where(values == peak, offsets, vocab), 0))
 
 
 @triton.jit
@@ -185,7 +202,7 @@ def draw_tokens(
         filters,
         vocab,
         logits.stride(0),
-        num_warps=4,
+        num_warps=_CHUNK_WARPS,
         **sizes,
     )
     _draw_kernel[(samples,)](

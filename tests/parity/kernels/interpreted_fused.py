@@ -10,7 +10,7 @@ import torch
 
 from tests.fixtures.expert_cases import expert_errors
 from tests.fixtures.fused_cases import fused_errors, step_input_mismatches
-from tests.fixtures.sampling_cases import filter_mismatches, sampling_mismatches
+from tests.fixtures.sampling_cases import filter_mismatches, likelihood_errors, sampling_mismatches
 from tests.fixtures.split_cases import split_errors
 
 if __name__ == "__main__":
@@ -24,4 +24,5 @@ if __name__ == "__main__":
     errors |= split_errors("cpu", torch.float32) | expert_errors("cpu", torch.float32)
     wrong = sampling_mismatches("cpu", samples=7, vocab=5000) + step_input_mismatches("cpu")
     wrong += filter_mismatches("cpu", samples=16, vocab=6007)
-    print(json.dumps({"errors": errors, "mismatches": wrong}))
+    likelihoods = likelihood_errors("cpu")
+    print(json.dumps({"errors": errors, "mismatches": wrong, "likelihoods": likelihoods}))
