@@ -85,7 +85,7 @@ def measure_steps(report: Report, runs: int) -> None:
 
 
 def measure_lookup(report: Report, runs: int) -> None:
-    """A prompt whose blocks are all cached: hash it and match it, as `add` and the first `schedule` do."""
+    """A prompt whose blocks are all cached: hash it and match it, as the first `schedule` does."""
     core = empty_core(4000)
     prompt = np.random.default_rng(2).integers(0, 32_000, LOOKUP_TOKENS + 1, np.int32)
     core.add(NewRequest(SeqId(0), prompt, max_tokens=1), 0.0)
@@ -98,7 +98,6 @@ def measure_lookup(report: Report, runs: int) -> None:
     for i in range(1, 20 * runs):
         seq = lifecycle.add(NewRequest(SeqId(i), prompt, max_tokens=1), 0.0)
         start = time.perf_counter()
-        manager.hash_blocks(seq)
         hits = manager.match_prefix(seq, StepId(1 << 40)).blocks
         best = min(best, time.perf_counter() - start)
         assert len(hits) == LOOKUP_TOKENS // BLOCK_SIZE

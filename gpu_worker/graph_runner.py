@@ -16,7 +16,7 @@ from torch import Tensor
 from gpu_worker.models.fused_decoder import ModelStep
 from gpu_worker.models.step_model import StepModel
 from gpu_worker.rows import RowTable
-from gpu_worker.staging import Staging
+from gpu_worker.staging import Staging, StagingBuffer
 from gpu_worker.step_layout import Bucket, Buckets, StepLayout
 from gpu_worker.wire import Plan
 
@@ -125,11 +125,15 @@ class GraphRunner:
         bucket = self.buckets.choose(len(plan.input_ids), len(plan.rows), len(plan.sample_rows))
         return None if bucket is None else self._programs.get(bucket)
 
-    def start(self, program: StepProgram, plan: Plan) -> None:
-        """Packs, copies and runs a plan that was chosen for this program."""
+    def pack(self, program: StepProgram, plan: Plan) -> StagingBuffer:
+        """Host memory with a plan that was chosen for this program; to be started before another is packed."""
         buffer = self._staging.take()
         program.layout.write(buffer.array, plan, self._table, self._null_block)
-        buffer.send(self._packed, program.layout.size)
+        return buffer
+
+    def start(self, program: StepProgram, packed: StagingBuffer) -> None:
+        """Copies and runs what was packed for this program."""
+        packed.send(self._packed, program.layout.size)
         program.run()
 
     def _pass(self, layout: StepLayout) -> tuple[Tensor, Tensor]:

@@ -226,12 +226,13 @@ class ModelRunner:
 
     def _replay(self, graphs: GraphRunner, program: StepProgram, plan: Plan) -> PendingStep:
         """A step as one graph; what single rows ask for beyond temperature comes after it, on its logits."""
-        start = moved = self.device.mark()
+        packed = graphs.pack(program, plan)
+        start = moved = self.device.mark()  # what the host has done so far is no time of the device's
         enters = program.layout.enters(plan)
         if len(plan.zero_blocks) or len(plan.copy_pairs) or len(plan.swap_in_pairs) or not enters:
             self._move_blocks(plan, *self._buffers.upload_house_keeping(plan, not enters))
             moved = self.device.mark()
-        graphs.start(program, plan)
+        graphs.start(program, packed)
         count = len(plan.sample_rows)
         drawn = self._stage.draw_rest(plan, program.logits[:count], program.tokens[:count]) if count else None
         end = self.device.mark()

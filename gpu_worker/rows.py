@@ -15,6 +15,7 @@ from gpu_worker.errors import PlanError
 from gpu_worker.wire import Int32Array, Plan, RowSetup, implied_positions
 
 _MAX_TOP_K = 2**31 - 1
+_ONE = np.int32(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class RowTable:
         if int(plan.context_lens.max()) > limits.max_model_len:
             longest = int(plan.context_lens.max())
             raise PlanError("context_lens", f"{longest} tokens, max_model_len is {limits.max_model_len}")
-        if (plan.context_lens < plan.query_lens).any():
+        if np.count_nonzero(plan.context_lens < plan.query_lens):
             raise PlanError("context_lens", "shorter than the row's new tokens")
 
     def _verify_batch(self, plan: Plan) -> None:
@@ -215,7 +216,7 @@ class RowTable:
     def _check_numbers(self, plan: Plan) -> None:
         """Token ids, positions, slots and samples, each for itself."""
         limits, ids = self.limits, plan.input_ids
-        if len(ids) and (int(ids.max()) >= limits.vocab_size or int(ids.min()) < -1):
+        if len(ids) and int((ids + _ONE).view(np.uint32).max()) > limits.vocab_size:  # below -1 is far above
             bad = ids[(ids >= limits.vocab_size) | (ids < -1)][0]
             raise PlanError("input_ids", f"{int(bad)} is not a token id below {limits.vocab_size}")
         self._check_range("positions", plan.positions, limits.max_model_len)
@@ -260,15 +261,19 @@ class RowTable:
 
     def _check_live(self, name: str, rows: Int32Array) -> None:
         self._check_rows(name, rows)
-        dead = rows[~self.live[rows]]
-        if len(dead):
-            raise PlanError(name, f"row {int(dead[0])} is not set up")
+        live = self.live[rows]
+        if np.count_nonzero(live) < len(rows):
+            raise PlanError(name, f"row {int(rows[~live][0])} is not set up")
 
     @staticmethod
     def _check_range(name: str, values: Int32Array, limit: int) -> None:
-        if len(values) and int(values.view(np.uint32).max()) >= limit:  # below zero is far above
-            bad = values[(values < 0) | (values >= limit)][0]
-            raise PlanError(name, f"{int(bad)} is not in 0..{limit - 1}")
+        if len(values) == 1:
+            if 0 <= int(values[0]) < limit:
+                return
+        elif not len(values) or int(values.view(np.uint32).max()) < limit:  # below zero is far above
+            return
+        bad = values[(values < 0) | (values >= limit)][0]
+        raise PlanError(name, f"{int(bad)} is not in 0..{limit - 1}")
 
 
 def _refuse_twice(name: str, values: npt.NDArray[np.int32] | npt.NDArray[np.int64], what: str) -> None:

@@ -216,10 +216,8 @@ class Engine:
             self._wake.clear()
             now = self._clock()
             self._take_inputs(now)
-            if self._send_plans(now):
-                await asyncio.sleep(
-                    0
-                )  # lets the sender put the plan on the wire before tokens are handed out
+            while self._send_plan(now):
+                await asyncio.sleep(0)  # lets the sender put it on the wire before anything else is done
             self._hand_out(self._clock())
             if self.kv_events.following:
                 self.kv_events.collect(self._inputs.core, now)
@@ -250,21 +248,21 @@ class Engine:
             times.append(self._next_sweep)
         return min((time for time in times if time is not None), default=None)
 
-    def _send_plans(self, now: float) -> bool:
-        """Plans and sends until the core has enough in flight. True when a plan was sent."""
-        session, sent = self._inputs.session, False
-        while session is not None and not session.closed and self._may_send(session):
-            started = self._clock()
-            plan = self._inputs.plan(now)
-            if plan is None:
-                break
-            took = self._clock() - started
-            self._metrics.step_sent(plan, took, session.send(plan, now))
-            if _log.isEnabledFor(logging.DEBUG):
-                ids = {"step_id": plan.step_id, "epoch": epoch_text(session.epoch)}
-                _log.debug("step of %d rows, %d tokens", plan.rows.size, plan.input_ids.size, extra=ids)
-            sent = True
-        return sent
+    def _send_plan(self, now: float) -> bool:
+        """Plans and sends a step unless the core has enough in flight. True when a plan was sent."""
+        session = self._inputs.session
+        if session is None or session.closed or not self._may_send(session):
+            return False
+        started = self._clock()
+        plan = self._inputs.plan(now)
+        if plan is None:
+            return False
+        took = self._clock() - started
+        self._metrics.step_sent(plan, took, session.send(plan, now))
+        if _log.isEnabledFor(logging.DEBUG):
+            ids = {"step_id": plan.step_id, "epoch": epoch_text(session.epoch)}
+            _log.debug("step of %d rows, %d tokens", plan.rows.size, plan.input_ids.size, extra=ids)
+        return True
 
     def _may_send(self, session: Session) -> bool:
         """The core's depth bounds what is in flight; here, only short steps go beyond what covers the way."""

@@ -66,7 +66,6 @@ def _calls(size: int) -> tuple[Callable[[], object], Callable[[], object]]:
     assert session is not None
     manager = session.manager
     seq = lifecycle.add(NewRequest(SeqId(1), prompt, max_tokens=1), 0.0)
-    manager.hash_blocks(seq)
     assert len(manager.match_prefix(seq, StepId(0)).blocks) == PROMPT_TOKENS // size
     parent, whole = np.zeros(2, np.uint64), prompt[:PROMPT_TOKENS]
     return lambda: chain_keys(xxh3_128, parent, whole, size), lambda: manager.match_prefix(seq, StepId(0))

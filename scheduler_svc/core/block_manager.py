@@ -48,11 +48,18 @@ class BlockManager:
         self._copies_prefixes = config.match_inside_blocks
         self._hash_block = hash_block
         self._zero: list[Int32Array] = []
+        self._chains: list[tuple[Sequence, int, int, Int32Array, StepId]] = []
+        self._num_chained = 0
         self._unsettled: list[tuple[Int64Array, Int32Array]] = []
         self._unsettled_rows: set[int] = set()
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    @property
+    def num_published(self) -> int:
+        """Blocks ever made findable; those of generated tokens count once they are hashed."""
+        return self.index.num_published + self._num_chained
 
     def caches(self, seq: Sequence) -> bool:
         """Whether the sequence reads and publishes cached blocks."""
@@ -66,11 +73,13 @@ class BlockManager:
         if not self.caches(seq):
             return Match(np.empty(0, np.int32), 0, 0, 0)
         self.settle()
-        self.hash_blocks(seq)
         size, root = self.block_size, self._root(seq).uid
         usable = (len(seq.tokens) - 1) // size
-        tokens = seq.tokens[: usable * size].reshape(usable, size)
-        blocks = self.index.match(seq.keys[:usable], tokens, root)
+        blocks = np.empty(0, np.int32)
+        if self._begins_as_another(seq, usable):
+            self._hash_blocks(seq, len(seq.tokens) // size)
+            tokens = seq.tokens[: usable * size].reshape(usable, size)
+            blocks = self.index.match(seq.keys[:usable], tokens, root)
         uid = int(self.index.uids[blocks[-1]]) if len(blocks) else root
         if not self._copies_prefixes:
             return Match(blocks, 0, 0, uid)
@@ -88,16 +97,21 @@ class BlockManager:
         end = min(start + self.block_size, len(seq.tokens) - 1)
         return self.index.partial_match(seq.tokens[start:end], uid, step_id)
 
-    def hash_blocks(self, seq: Sequence) -> None:
-        """Hashes those full blocks of the sequence's tokens that have no key yet."""
-        if not self.caches(seq):
-            return
+    def _begins_as_another(self, seq: Sequence, usable: int) -> bool:
+        """Whether the first of the usable full blocks may be cached; most prompts begin as no other."""
+        if not usable:
+            return False
+        self._hash_blocks(seq, 1)
+        return self.index.may_hold(seq.keys[:1])
+
+    def _hash_blocks(self, seq: Sequence, count: int) -> None:
+        """Hashes those of the first `count` full blocks of the sequence's tokens that have no key yet."""
         if seq.keys_of != (self._fingerprint, self.block_size):
             seq.keys, seq.keys_of = seq.keys[:0], (self._fingerprint, self.block_size)
-        done, full = len(seq.keys), len(seq.tokens) // self.block_size
-        if done < full:
+        done = len(seq.keys)
+        if done < count:
             parent = seq.keys[-1] if done else self._root(seq).key
-            tokens = seq.tokens[done * self.block_size : full * self.block_size]
+            tokens = seq.tokens[done * self.block_size : count * self.block_size]
             keys = chain_keys(self._hash_block, parent, tokens, self.block_size)
             seq.keys = np.concatenate((seq.keys, keys)) if done else keys
 
@@ -141,19 +155,34 @@ class BlockManager:
         batch.add_entry_each(rows, offsets, blocks)
 
     def publish_scheduled(self, row: int, start: int, end: int, step_id: StepId) -> Int32Array:
-        """Makes the blocks findable that tokens [start, end) complete, all ids being known; returns them."""
+        """Makes the blocks findable that tokens [start, end) complete, all ids being known; returns them.
+
+        They enter the index later (`index_scheduled`), so that their plan need not wait for their hashes.
+        """
         rows, size = self._rows, self.block_size
         first, last = start // size, end // size
         blocks = rows.table[row, first:last].copy()
         seq = rows.sequence[row]
         if not len(blocks) or not rows.caches[row] or seq is None:
             return blocks[:0]
-        tokens = rows.history[row, first * size : last * size].reshape(-1, size)
-        keys = seq.keys[first:last]
-        rows.tail_uid[row] = self.index.publish_chain(blocks, keys, tokens, int(rows.tail_uid[row]), step_id)
-        rows.tail_key[row] = keys[-1]
+        self._chains.append((seq, first, last, blocks, step_id))
+        self._num_chained += len(blocks)
         self.pool.cached[blocks] = True
         return blocks
+
+    def index_scheduled(self) -> None:
+        """After it the index holds all that `publish_scheduled` was told of; changes nothing that is decided."""
+        if not self._chains:
+            return
+        chains, self._chains, self._num_chained = self._chains, [], 0
+        rows, size = self._rows, self.block_size
+        for seq, first, last, blocks, step_id in chains:
+            row = seq.row
+            self._hash_blocks(seq, last)
+            tokens, keys = rows.history[row, first * size : last * size].reshape(-1, size), seq.keys[first:last]
+            parent = int(rows.tail_uid[row])
+            rows.tail_uid[row] = self.index.publish_chain(blocks, keys, tokens, parent, step_id)
+            rows.tail_key[row] = keys[-1]
 
     def publish_generated(self, rows: Int64Array, lengths: Int32Array) -> None:
         """Makes the block findable that ends at token lengths[i] of row i; its ids are known and computed.
@@ -173,6 +202,7 @@ class BlockManager:
         """After it the index holds all that was published: whatever reads or changes the index begins with
         it.
         """
+        self.index_scheduled()
         if self._unsettled:
             rows = np.concatenate([rows for rows, _ in self._unsettled])
             lengths = np.concatenate([lengths for _, lengths in self._unsettled])
@@ -238,6 +268,7 @@ class BlockManager:
 
     def withdraw(self, blocks: Int32Array, step_id: StepId) -> None:
         """Takes back what this step published, unless it was evicted since; zeroed before reuse."""
+        self.index_scheduled()
         mine = blocks[self.index.published_in[blocks] == step_id]
         if len(mine):
             self.index.remove(mine)

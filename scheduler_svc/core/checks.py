@@ -62,6 +62,8 @@ class Checks:
 
     def check_plan(self, plan: StepPlan) -> list[str]:
         """What is wrong with a plan just made (I4, I7)."""
+        if self._lifecycle.session is not None:
+            self._lifecycle.session.manager.index_scheduled()
         if plan.step_id == self._checked_steps + 1:
             self._checked_steps = plan.step_id
         self._copied.update((source, target) for source, target in plan.copy_pairs.reshape(-1, 2).tolist())

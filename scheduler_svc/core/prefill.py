@@ -159,6 +159,9 @@ class PrefillPass:
 
     def _fork(self, chunk: Chunk) -> None:
         """The prompt of a request with several branches is computed: each gets a row."""
+        if not chunk.seq.followers:
+            return
+        self.session.manager.index_scheduled()  # the branches go on from its last block
         for seq in disband(chunk.seq):
             row = self.session.manager.copies.fork(chunk.row, seq, self.session.batch)
             chunk.forks.append((row, int(self.session.rows.tenure[row])))
@@ -175,7 +178,7 @@ class PrefillPass:
         reserve = reserve_of(session, self.config)
         beside = reserve + (len(seq.followers) if running else 0)  # branches may leave while it waits
         spare -= beside
-        if running and session.blocked.holds(seq.arrival, spare, manager.index.num_published):
+        if running and session.blocked.holds(seq.arrival, spare, manager.num_published):
             return False
         copy = session.copy_of(seq)
         if copy is not None and not copy.done:
@@ -183,7 +186,7 @@ class PrefillPass:
         match, need = admission_of(session, self.config, seq, self.step_id)
         needed = need.total - beside
         if needed > spare:
-            session.blocked = Blocked(seq.arrival, needed, manager.index.num_published)
+            session.blocked = Blocked(seq.arrival, needed, manager.num_published)
             return False
         self._start(self.waiting.pop(), match, copy)
         return True

@@ -51,11 +51,15 @@ class PrefixIndex:
         self._end = num_blocks
         self._last_uid = 0
 
+    def may_hold(self, key: UInt64Array) -> bool:
+        """Whether some full block has this key [1, 2]; a collision is possible."""
+        return bool(self._first_with(key)[0] != self._end)
+
     def match(self, keys: UInt64Array, tokens: Int32Array, root_uid: int) -> Int32Array:
         """[m] the blocks that hold the longest findable prefix of a chain. keys: [n, 2]; tokens: [n,
         block_size].
         """
-        if not len(keys) or self._first_with(keys[:1])[0] == self._end:  # most new prompts begin as no other
+        if not len(keys) or not self.may_hold(keys[:1]):
             return _NO_BLOCKS
         found = self._first_with(keys)
         parents = np.empty(len(keys), np.int64)

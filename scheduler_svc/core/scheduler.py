@@ -108,9 +108,7 @@ class Scheduler:
             refusal = refusal_of(request, session.capacity, session.rows.max_rows)
         if refusal is not None:
             return refusal
-        seq = self._lifecycle.add(request, now)
-        if session is not None:
-            session.manager.hash_blocks(seq)
+        self._lifecycle.add(request, now)
         return None
 
     def abort(self, seq_id: SeqId, now: float) -> bool:
@@ -162,7 +160,10 @@ class Scheduler:
         answer.
         """
         session = self._lifecycle.session
-        if session is None or len(session.in_flight) >= self._config.depth:
+        if session is None:
+            return None
+        session.manager.index_scheduled()  # the plan before has left
+        if len(session.in_flight) >= self._config.depth:
             return None
         self._set_clock(now)
         admit = session.host is None or not self._swapping.relieve(session, StepId(self._last_step + 1))
