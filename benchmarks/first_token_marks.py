@@ -28,7 +28,7 @@ BORDERS: dict[str, list[tuple[str, str, str, str]]] = {
         ("request queued", "scheduler_svc.engine", "Engine._take_inputs", "end"),
         ("plan made", "scheduler_svc.inputs", "Inputs.plan", "end"),
         ("plan encoded", "scheduler_svc.session", "Session.send", "end"),
-        ("plan to gRPC", "scheduler_svc.worker_client", "_write", "start"),
+        ("plan to gRPC", "scheduler_svc.plan_sender", "write", "start"),
         ("answer here", "scheduler_svc.session", "Session.take", "start"),
         ("answer decoded", "scheduler_svc.session", "Session.take", "end"),
         ("answer applied", "scheduler_svc.inputs", "Inputs.answered", "end"),

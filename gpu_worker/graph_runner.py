@@ -126,7 +126,7 @@ class GraphRunner:
         return None if bucket is None else self._programs.get(bucket)
 
     def pack(self, program: StepProgram, plan: Plan) -> StagingBuffer:
-        """Host memory with a plan that was chosen for this program; to be started before another is packed."""
+        """Host memory with a plan that was chosen for this program, for `start`."""
         buffer = self._staging.take()
         program.layout.write(buffer.array, plan, self._table, self._null_block)
         return buffer

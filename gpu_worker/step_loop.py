@@ -229,8 +229,10 @@ class StepLoop:
         while (item := self._launched.get()) is not None:
             if isinstance(item, _End):
                 item.session.finished()
-            elif isinstance(item, _Launched | _Answered):
-                self._answer(self._awaited(item) if isinstance(item, _Launched) else item)
+            elif isinstance(item, _Launched):
+                self._answer_launched(item)
+            elif isinstance(item, _Answered):
+                self._answer(item)
             self._num_left += 1
             if isinstance(item, _Open):
                 item.session.opened()  # its first plan finds nothing entered that has not left
@@ -241,15 +243,13 @@ class StepLoop:
         if answered.poison:
             self._poisoned(answered.poison)
 
-    def _awaited(self, item: _Launched) -> _Answered:
-        """The answer to a launched step, once the device is done with it."""
+    def _answer_launched(self, item: _Launched) -> None:
+        """Answers a launched step once the device is done with it, and counts it after that."""
         try:
             outcome = item.pending.wait()
         except RuntimeError as error:
-            return self._fail_on_device(item.session, item.plan, error)
-        self._metrics.step_done(outcome)
-        if self._tracing is not None:
-            self._tracing.done(item.plan, outcome)
+            self._answer(self._fail_on_device(item.session, item.plan, error))
+            return
         seconds = (outcome.forward_seconds, outcome.block_move_seconds, outcome.gap_seconds)
         response = encode_result(
             item.plan,
@@ -262,7 +262,10 @@ class StepLoop:
             outcome.transfers.seconds,
             outcome.barred_rows,
         )
-        return _Answered(item.session, response)
+        self._answer(_Answered(item.session, response))
+        self._metrics.step_done(outcome)
+        if self._tracing is not None:
+            self._tracing.done(item.plan, outcome)
 
     def _fail_on_device(
         self, session: Session, plan: worker_pb2.StepPlan, error: RuntimeError | MemoryError

@@ -216,8 +216,7 @@ class Engine:
             self._wake.clear()
             now = self._clock()
             self._take_inputs(now)
-            while self._send_plan(now):
-                await asyncio.sleep(0)  # lets the sender put it on the wire before anything else is done
+            await self._send_plans(now)
             self._hand_out(self._clock())
             if self.kv_events.following:
                 self.kv_events.collect(self._inputs.core, now)
@@ -248,8 +247,17 @@ class Engine:
             times.append(self._next_sweep)
         return min((time for time in times if time is not None), default=None)
 
+    async def _send_plans(self, now: float) -> None:
+        """Plans and sends until the core has enough in flight; each plan is on the wire before the next is
+        thought of.
+        """
+        while True:
+            if not self._send_plan(now):
+                return
+            await asyncio.sleep(0)
+
     def _send_plan(self, now: float) -> bool:
-        """Plans and sends a step unless the core has enough in flight. True when a plan was sent."""
+        """Plans and sends a step. False when the core has enough in flight, or nothing to do."""
         session = self._inputs.session
         if session is None or session.closed or not self._may_send(session):
             return False

@@ -20,6 +20,7 @@ from octavo.errors import OctavoError, reason_of
 from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.grammar_holds import GrammarHolds
+from scheduler_svc.plan_sender import LostSessionError, PlanSender, write
 from scheduler_svc.session import Answer, Session
 
 if TYPE_CHECKING:
@@ -55,10 +56,6 @@ class LinkListener(Protocol):
     def worker_lost(self, session: Session, reason: str) -> None: ...
     def worker_answered(self, session: Session, answers: list[Answer]) -> None: ...
     def worker_oddity(self, kind: str) -> None: ...
-
-
-class _Lost(Exception):
-    """The session is over; the text says why."""
 
 
 class WorkerClient:
@@ -98,7 +95,7 @@ class WorkerClient:
             self._had_session = is_loading = False
             try:
                 await self._connect_and_serve()
-            except (_Lost, OctavoError, grpc.aio.AioRpcError, TimeoutError, OSError) as error:
+            except (LostSessionError, OctavoError, grpc.aio.AioRpcError, TimeoutError, OSError) as error:
                 failure = _describe(error)
                 if failure != last_failure and not self._had_session:  # a lost session has been told
                     self._say_absent(error, failure)
@@ -155,11 +152,13 @@ class WorkerClient:
             )
         handshake.check_version(capacity.protocol_version, "worker")
         if not (capacity.num_blocks and capacity.block_size):
-            raise _Lost(f"capacity: {capacity.num_blocks} blocks of {capacity.block_size} tokens")
+            raise LostSessionError(f"capacity: {capacity.num_blocks} blocks of {capacity.block_size} tokens")
         if capacity.num_blocks * capacity.block_size >= 1 << 31:
-            raise _Lost(f"capacity: {capacity.num_blocks} x {capacity.block_size} slots pass int32")
+            raise LostSessionError(
+                f"capacity: {capacity.num_blocks} x {capacity.block_size} slots pass int32"
+            )
         if self._settings.needs_host_tier and not capacity.num_host_blocks:
-            raise _Lost(
+            raise LostSessionError(
                 "num_host_blocks: 0, but --preemption swap needs at least 1; "
                 "start the worker with --swap-space, or the scheduler with --preemption auto"
             )
@@ -168,24 +167,22 @@ class WorkerClient:
     async def _open(self, call: Any, capacity: worker_pb2.GetCapacityResponse) -> Session:
         """The handshake. A worker still busy with an old session may take as long as one step to answer."""
         session_id = handshake.random_id()
-        outgoing: asyncio.Queue[worker_pb2.StepPlan] = asyncio.Queue()
         async with asyncio.timeout(self._settings.step_seconds):
             hello = handshake.hello(session_id, capacity.worker_epoch)
-            await _write(call, worker_pb2.RunRequest(hello=hello))
+            await write(call, worker_pb2.RunRequest(hello=hello))
             first = await call.read()
         if first is grpc.aio.EOF or not first.HasField("accepted"):
-            raise _Lost("the worker did not answer the handshake")
+            raise LostSessionError("the worker did not answer the handshake")
         handshake.check_accepted(first.accepted, session_id, capacity.worker_epoch)
-        session = Session(
+        self._sender = PlanSender(call)
+        return Session(
             session_id,
             capacity.worker_epoch,
             capacity.vocab_size,
-            outgoing.put_nowait,
+            self._sender.put,
             self._listener.worker_oddity,
             None if self._trace_steps is None else self._trace_steps(capacity.worker_epoch),
         )
-        self._outgoing = outgoing
-        return session
 
     async def _serve(
         self,
@@ -202,7 +199,7 @@ class WorkerClient:
         _log.info("session with the worker at %s", self._settings.address, extra=ids)
         self._listener.worker_ready(session, capacity)
         tasks = [
-            asyncio.create_task(self._send(call, self._outgoing)),
+            asyncio.create_task(self._sender.run()),
             asyncio.create_task(self._receive(session, call)),
             asyncio.create_task(self._watch(session, health)),
             asyncio.create_task(self._await_reset()),
@@ -221,16 +218,11 @@ class WorkerClient:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send(self, call: Any, outgoing: "asyncio.Queue[worker_pb2.StepPlan]") -> None:
-        while True:
-            plan = await outgoing.get()
-            await _write(call, worker_pb2.RunRequest(plan=plan))
-
     async def _receive(self, session: Session, call: Any) -> None:
         while True:
             message = await call.read()
             if message is grpc.aio.EOF:
-                raise _Lost("the worker ended the stream")
+                raise LostSessionError("the worker ended the stream")
             now = self._clock()
             self._last_sign = now
             if not message.HasField("result"):
@@ -241,8 +233,8 @@ class WorkerClient:
                 self._listener.worker_answered(session, answers)
 
     async def _watch(self, session: Session, health: health_pb2_grpc.HealthStub) -> None:
-        """Raises _Lost for a silent worker or a step past its deadline. Health is answered by another thread
-        of the worker than the one that computes, so a long step is no silence.
+        """Raises LostSessionError for a silent worker or a step past its deadline. Health is answered by
+        another thread of the worker than the one that computes, so a long step is no silence.
         """
         settings = self._settings
         period = min(1.0, settings.liveness_seconds / 4)
@@ -255,10 +247,10 @@ class WorkerClient:
             before = now
             left = self._last_sign + settings.liveness_seconds - now
             if left <= 0:
-                raise _Lost(f"the worker is silent for {settings.liveness_seconds:g} s")
+                raise LostSessionError(f"the worker is silent for {settings.liveness_seconds:g} s")
             sent_at = session.oldest_sent_at()
             if sent_at is not None and now - sent_at > settings.step_seconds:
-                raise _Lost(f"a step took longer than {settings.step_seconds:g} s")
+                raise LostSessionError(f"a step took longer than {settings.step_seconds:g} s")
             if await self._answers_health(health, min(left, settings.liveness_seconds / 2)):
                 self._last_sign = self._clock()
 
@@ -272,17 +264,7 @@ class WorkerClient:
 
     async def _await_reset(self) -> None:
         await self._reset.wait()
-        raise _Lost(self._reset_reason)
-
-
-async def _write(call: Any, message: worker_pb2.RunRequest) -> None:
-    """Raises _Lost for a stream that has ended: gRPC says so by an InvalidStateError when nobody has read its
-    status yet.
-    """
-    try:
-        await call.write(message)
-    except asyncio.InvalidStateError as error:
-        raise _Lost("the worker ended the stream") from error
+        raise LostSessionError(self._reset_reason)
 
 
 def _stub(channel: grpc.aio.Channel) -> Any:

@@ -171,7 +171,7 @@ class BlockManager:
         return blocks
 
     def index_scheduled(self) -> None:
-        """After it the index holds all that `publish_scheduled` was told of; changes nothing that is decided."""
+        """After it the index holds what `publish_scheduled` was told of; no decision depends on when."""
         if not self._chains:
             return
         chains, self._chains, self._num_chained = self._chains, [], 0
@@ -179,7 +179,10 @@ class BlockManager:
         for seq, first, last, blocks, step_id in chains:
             row = seq.row
             self._hash_blocks(seq, last)
-            tokens, keys = rows.history[row, first * size : last * size].reshape(-1, size), seq.keys[first:last]
+            tokens, keys = (
+                rows.history[row, first * size : last * size].reshape(-1, size),
+                seq.keys[first:last],
+            )
             parent = int(rows.tail_uid[row])
             rows.tail_uid[row] = self.index.publish_chain(blocks, keys, tokens, parent, step_id)
             rows.tail_key[row] = keys[-1]

@@ -63,8 +63,9 @@ def check_prompt(ids: Int32Array, checked: CheckedRequest, limits: Limits, model
     if not len(ids):
         raise refuse(field, "gives no token", "EMPTY_PROMPT")
     at_most(field, len(ids), limits.prompt_tokens, "tokens")
-    token_id(field, int(ids.max()), model.vocab_size)
-    token_id(field, int(ids.min()) % 2**32, model.vocab_size)
+    if not isinstance(checked.prompt, TokenPrompt):  # `id_array` has looked at those
+        token_id(field, int(ids.max()), model.vocab_size)
+        token_id(field, int(ids.min()) % 2**32, model.vocab_size)
     if len(ids) >= model.max_model_len:
         room = f"the model takes {model.max_model_len} with at least one output token"
         raise refuse(field, f"{len(ids)} tokens, {room}", "EXCEEDS_MODEL_LEN")
