@@ -41,6 +41,7 @@ BORDERS: dict[str, list[tuple[str, str, str, str]]] = {
         ("plan decoded", "gpu_worker.step_loop", "decode_plan", "end"),
         ("numbers checked", "gpu_worker.rows", "RowTable.enter", "end"),
         ("plan packed", "gpu_worker.step_layout", "StepLayout.write", "end"),
+        ("plan copied", "gpu_worker.staging", "StagingBuffer.send", "end"),
         ("graph started", "gpu_worker.graph_runner", "GraphRunner.start", "end"),
         ("plan verified", "gpu_worker.rows", "RowTable.verify", "end"),
         ("launched", "gpu_worker.step_loop", "StepLoop._launch", "end"),

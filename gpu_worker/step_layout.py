@@ -80,7 +80,7 @@ class StepLayout:
         self._put(packed, "input_ids", plan.input_ids, 0)
         self._put(packed, "positions", plan.positions, 0)
         self._put(packed, "slot_mapping", plan.slot_mapping, -1)
-        owners = plan.rows if tokens == rows else np.repeat(plan.rows, plan.query_lens)
+        owners = plan.rows if tokens == rows else plan.rows.repeat(plan.query_lens if rows > 1 else tokens)
         self._put(packed, "owners", owners, scratch)
         entered = self.enters(plan)
         self._put(packed, "table_rows", plan.table_rows if entered else _NONE, scratch)
