@@ -27,7 +27,11 @@ class PlanSender:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def put(self, plan: worker_pb2.StepPlan) -> None:
-        """Sends a plan, before it returns where none is under way and Python can begin a task so."""
+        """Sends a plan, before it returns where none is under way and Python can begin a task so. After a
+        write has failed nothing more is sent.
+        """
+        if self._failed.done():
+            return
         self._waiting.append(plan)
         if self._writing is None or self._writing.done():
             self._writing = _begun(self._write_all())
@@ -46,10 +50,8 @@ class PlanSender:
             await write(self._call, worker_pb2.RunRequest(plan=self._waiting.popleft()))
 
     def _over(self, writing: "asyncio.Task[None]") -> None:
-        if writing.cancelled() or self._failed.done():
-            return
-        error = writing.exception()
-        if error is not None:
+        error = None if writing.cancelled() else writing.exception()
+        if error is not None and not self._failed.done():
             self._failed.set_exception(error)
 
 

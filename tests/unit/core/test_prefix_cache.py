@@ -42,6 +42,25 @@ def test_a06_a_block_is_hit_from_the_plan_on_that_fills_it_and_never_before() ->
     core.check_outputs()
 
 
+def test_a_plan_waits_for_no_hash_but_that_of_the_first_block() -> None:
+    hashed: list[bytes] = []
+
+    def counted(data: bytes) -> bytes:
+        hashed.append(data)
+        return xxh3_128(data)
+
+    core = CoreDriver(64, 4, hash_block=counted)
+    core.add(TEXT[:42], 1)
+    assert not hashed
+    plan = core.core.schedule(0.0)
+    assert plan is not None
+    assert len(plan.positions) == 42
+    assert len(hashed) == 1, "whether any other begins so"
+    assert core.core.schedule(0.0) is None
+    assert len(hashed) == 10, "the rest once the plan has left"
+    assert len({data[16:] for data in hashed}) == 10
+
+
 def test_a06_sixteen_requests_with_one_prefix_compute_it_once() -> None:
     core = CoreDriver(64, 4)
     requests = [core.add([*TEXT[:40], 200 + i], 3) for i in range(16)]
