@@ -11,7 +11,7 @@ import pytest
 from octavo import handshake
 from octavo.errors import Unavailable, reason_of
 from octavo.worker.v1 import worker_pb2
-from scheduler_svc import worker_client
+from scheduler_svc import plan_sender, worker_client
 from scheduler_svc.session import Answer, Session
 from scheduler_svc.worker_client import LinkSettings, WorkerClient
 from tests.e2e.processes import Processes
@@ -167,8 +167,8 @@ async def test_writing_to_a_stream_that_has_just_ended_is_a_lost_worker_and_no_c
         assert (await call.read()).accepted.session_id == 7
         await fake.break_stream()
         await until(call.done)
-        with pytest.raises(worker_client._Lost):
-            await worker_client._write(call, worker_pb2.RunRequest(plan=worker_pb2.StepPlan()))
+        with pytest.raises(plan_sender.LostSessionError):
+            await plan_sender.write(call, worker_pb2.RunRequest(plan=worker_pb2.StepPlan()))
     await fake.die()
 
 
