@@ -280,6 +280,7 @@ class BlockManager:
 
     def distrust(self, blocks: Int32Array) -> None:
         """A stay that has ended left these blocks, its table; what it wrote last is not right after all."""
+        self.index_scheduled()
         tail = blocks[-1:]
         if len(tail) and self.pool.cached[tail[0]] and self.index.fill[tail[0]] < self.block_size:
             self.index.remove(tail)
