@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError, WithJsonSchema
 
 from gateway.errors import ApiError, refused
-from gateway.parameters import Body, OnlyFalse, OnlyOne, OnlyTrue, Parameters, at
+from gateway.parameters import WIDER, Body, OnlyFalse, OnlyOne, OnlyTrue, Parameters, at
 from octavo import bounds
 from octavo.roles import ROLES
 
@@ -190,7 +190,8 @@ def _refusal(errors: list[Any]) -> ApiError:
     if error["type"] == "missing":
         return refused(path, "is missing")
     if error["type"].startswith(_NO_NUMBER) and (number := _NUMBERS.get(param, param)) in bounds.ALL:
-        return ApiError(400, bounds.refusal(number, error["input"], _place(error["loc"])), param=param)
+        why = bounds.refusal(number, error["input"], _place(error["loc"]), WIDER.get(number))
+        return ApiError(400, why, param=param)
     if param in _OBJECTS:
         return refused(path, _KINDS.get(path) or error["msg"].replace("Input should", "should"))
     return refused(param, _KINDS.get(param) or error["msg"].replace("Input should", "should"))

@@ -113,6 +113,13 @@ async def read_body(
     if kind != "application/json":
         what = f"{kind[:64]!r}" if kind else "missing"
         raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"content-type is {what}, must be application/json")
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"content-encoding is {coding[:64]!r}, must be identity: bodies are not decompressed",
+            headers={"accept-encoding": "identity"},
+        )
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > _DISCARDED * limit:
         raise _too_large(limit)

@@ -11,19 +11,22 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from gateway.errors import refused
+from gateway.errors import ApiError, refused
 from octavo import bounds
+from octavo.bounds import Bounds
 from octavo_client.types import GenerateOptions
 
+WIDER = {"seed": Bounds(-(1 << 63), (1 << 64) - 1), "top_k": Bounds(-1, bounds.WHOLE["top_k"].high)}
+"""Numbers of which HTTP takes more than the scheduler, as OpenAI and vLLM do."""
 
-def at(name: str, least: int | None = None, most: int | None = None) -> dict[str, Any]:
+
+def at(name: str, most: int | None = None) -> dict[str, Any]:
     """The range of a number for the OpenAPI document, by the client's name; the scheduler refuses what is out
-    of it. least, most: where HTTP takes more, or the scheduler's settings decide.
+    of it. most: where the scheduler's settings decide.
     """
-    found = bounds.WHOLE.get(name) or bounds.REAL[name]
-    low = found.low if least is None else least
+    found = WIDER.get(name) or bounds.ALL[name]
     return {
-        "exclusiveMinimum" if found.above else "minimum": low,
+        "exclusiveMinimum" if found.above else "minimum": found.low,
         "maximum": found.high if most is None else most,
     }
 
@@ -101,16 +104,14 @@ class Parameters(Body):
     n: int | None = Field(None, json_schema_extra=at("n", most=128), description="Answers for each prompt.")
     temperature: float | None = Field(None, json_schema_extra=at("temperature"), description="0 is greedy.")
     top_p: float | None = Field(None, json_schema_extra=at("top_p"))
-    top_k: int | None = Field(
-        None, json_schema_extra=at("top_k", least=-1), description="0 or -1: all tokens."
-    )
+    top_k: int | None = Field(None, json_schema_extra=at("top_k"), description="0 or -1: all tokens.")
     min_p: float | None = Field(None, json_schema_extra=at("min_p"))
     presence_penalty: float | None = Field(None, json_schema_extra=at("presence_penalty"))
     frequency_penalty: float | None = Field(None, json_schema_extra=at("frequency_penalty"))
     repetition_penalty: float | None = Field(None, json_schema_extra=at("repetition_penalty"))
     seed: int | None = Field(
         None,
-        json_schema_extra=at("seed", least=-(1 << 63)),
+        json_schema_extra=at("seed"),
         description="Makes sampling repeatable. A negative one counts as its two's complement.",
     )
     logit_bias: dict[str, float] | None = Field(None, description="Token id to bias in [-100, 100].")
@@ -176,19 +177,21 @@ def options_of(given: Parameters, *, max_tokens: int | None, logprobs: int | Non
 
 
 def _top_k(given: int | None) -> int | None:
-    if given is not None and given < 0:
-        if given != -1:
-            raise refused("top_k", f"{given!r:.60} is out of [-1, {bounds.WHOLE['top_k'].high}]")
-        return 0
-    return given
+    return 0 if given == -1 else _checked("top_k", given)
 
 
 def _seed(given: int | None) -> int | None:
-    if given is None:
-        return None
-    if not -(1 << 63) <= given < 1 << 64:
-        raise refused("seed", f"{given!r:.60} is out of [{-(1 << 63)}, {(1 << 64) - 1}]")
-    return given % (1 << 64)
+    found = _checked("seed", given)
+    return None if found is None else found % (1 << 64)
+
+
+def _checked(name: str, given: int | None) -> int | None:
+    """A number within what HTTP takes. Raises ApiError."""
+    found = WIDER[name]
+    assert found.high is not None
+    if given is not None and not found.low <= given <= found.high:
+        raise ApiError(400, bounds.refusal(name, given, own=found), param=name)
+    return given
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:

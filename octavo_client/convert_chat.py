@@ -49,7 +49,7 @@ def _fill(added: pb.ChatMessage, turn: Message, field: str) -> None:
         _set(added, "content", content, field)
     elif content is not None:
         added.content_parts.extend(_parts(content, f"{field}.content"))
-    if given.get("tool_calls"):
+    if given.get("tool_calls") is not None and given["tool_calls"] not in ((), []):
         added.tool_calls_json = _array(given["tool_calls"], f"{field}.tool_calls")
     if content is None and "role" in given and not added.tool_calls_json:
         raise InvalidArgument(f"{field}.content: is missing", field=f"{field}.content")

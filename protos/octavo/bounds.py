@@ -47,13 +47,13 @@ REAL: dict[str, Bounds] = {
 ALL = WHOLE | REAL
 
 
-def refusal(name: str, value: object, where: str = "") -> str:
+def refusal(name: str, value: object, where: str = "", own: Bounds | None = None) -> str:
     """Why a value cannot be, in one line: `top_k: -5 is out of [0, 1048576]`.
 
-    where: the path that the message begins with, if it is not the name. A value of another kind is shown, so
-    this is for numbers alone and never for a prompt.
+    where: the path that the message begins with, if it is not the name. own: the bounds of a door that takes
+    more. A value of another kind is shown, so this is for numbers alone and never for a prompt.
     """
-    found, kind = (WHOLE[name], "whole number") if name in WHOLE else (REAL[name], "number")
+    found, kind = own or ALL[name], "whole number" if name in WHOLE else "number"
     shown, closed = f"{value!r:.60}", found.high is not None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and (name in REAL or isinstance(value, int)):

@@ -1,6 +1,7 @@
 """Keys, bodies, paths and a scheduler that is not there: the right status, and OpenAI's error body."""
 
 import asyncio
+import gzip
 import json
 import os
 from pathlib import Path
@@ -62,6 +63,11 @@ async def works(door: Door) -> None:
         (b'{"prompt": "a", "top_p": "1"}', "top_p: '1' is no number, must be in (0, 1]"),
         (b'{"prompt": "a", "stop_token_ids": [1.5]}', "stop_token_ids[0]: 1.5 is no whole number"),
         (b'{"prompt": "a", "logit_bias": {"5": "x"}}', "logit_bias[5]: 'x' is no number, must be in [-100, "),
+        (b'{"prompt": "a", "seed": "x"}', "seed: 'x' is no whole number, must be in [-922337203685477580"),
+        (b'{"prompt": "a", "seed": 18446744073709551616}', "seed: 18446744073709551616 is out of [-92233720"),
+        (b'{"prompt": "a", "top_k": 1.5}', "top_k: 1.5 is no whole number, must be in [-1, 1048576]"),
+        (b'{"prompt": "a", "top_k": -2}', "top_k: -2 is out of [-1, 1048576]"),
+        (b'{"prompt": "a", "top_k": 1048577}', "top_k: 1048577 is out of [-1, 1048576]"),
         (b'{"prompt": "a", "best_of": true}', "best_of: should be 1"),
         (b'{"prompt": "a", "best_of": 1.0}', "best_of: should be 1"),
         (b'{"prompt": "a", "echo": 0}', "echo: should be a valid boolean"),
@@ -108,6 +114,20 @@ async def test_a_body_that_is_not_said_to_be_json_is_415(door: Door, kind: str |
     answer = await door.http.post(COMPLETIONS, content=b"{}", headers=headers)
     assert answer.status_code == 415
     assert "application/json" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "deflate, gzip", "x" * 500])
+async def test_a_compressed_body_is_415_and_names_the_header(door: Door, coding: str) -> None:
+    body = gzip.compress(json.dumps(GOOD).encode())
+    answer = await door.http.post(COMPLETIONS, content=body, headers=JSON | {"content-encoding": coding})
+    assert answer.status_code == 415
+    assert answer.headers["accept-encoding"] == "identity"
+    assert error_of(answer)["message"] == (
+        f"content-encoding is {coding[:64]!r}, must be identity: bodies are not decompressed"
+    )
+    plain = json.dumps(GOOD).encode()
+    answer = await door.http.post(COMPLETIONS, content=plain, headers=JSON | {"content-encoding": "identity"})
+    assert answer.status_code == 200
 
 
 async def test_a20_a_body_past_the_limit_is_413_whether_it_says_its_length_or_not(door: Door) -> None:

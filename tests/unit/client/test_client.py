@@ -160,6 +160,8 @@ def test_leaving_a_stream_cancels_it(client: Client, stub: StubScheduler) -> Non
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "tool_calls": "f()"}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": 0}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": {}}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "user", "content": "a"}], "tools": 5}, "tools"),
         ({"messages": [{"role": "user", "content": "a"}], "tools": [float("nan")]}, "tools"),
         (
