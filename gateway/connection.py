@@ -13,7 +13,7 @@ import sys
 import termios
 from http import HTTPStatus
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.config import Settings
 from gateway.errors import ApiError
@@ -21,6 +21,7 @@ from gateway.exchange import encode
 
 MAX_HEAD_BYTES = 1 << 16
 """Of a request's line and headers."""
+_HEADER_MARKS = len(b": \r\n")
 _HIGH, _LOW = 1 << 16, 7 << 13
 """Unread bytes at which an answer waits, and at which it goes on."""
 
@@ -34,14 +35,18 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(_HIGH, _LOW)
+        self._cycles: list[RequestResponseCycle] = []
+        """Requests without a whole answer, the first of them at work: uvicorn looks after the last alone."""
         self._in_head = True
-        self._head_bytes = 0
+        self._head_bytes = self._parsed_bytes = 0
         self._stall: asyncio.TimerHandle | None = None
         self._late: asyncio.TimerHandle | None = None
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        for cycle in self._cycles:
+            self._give_up(cycle)
         self._head_came()
         self.resume_writing()
 
@@ -52,15 +57,27 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"the request's line and headers have more than {MAX_HEAD_BYTES} bytes",
-            )
+            self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._parsed_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """What comes after a body is counted too, and is no header."""
+        self._count(len(name) + len(value) + _HEADER_MARKS)
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head, self._head_bytes = False, 0
         self._head_came()
         super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -86,6 +103,9 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP at all in OpenAI's shape too."""
+        if self._parsed_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+            return
         self._refuse(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1")
 
     def _is_idle(self) -> bool:
@@ -107,11 +127,38 @@ class Connection(HttpToolsProtocol):
             seconds = f"{self.head_seconds:g} s"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's head was not complete after {seconds}")
 
+    def _count(self, size: int) -> None:
+        """Raises ValueError, which ends the parsing, past the limit of a head. One that comes whole is never
+        seen unfinished.
+        """
+        self._parsed_bytes += size
+        if self._parsed_bytes > MAX_HEAD_BYTES:
+            raise ValueError
+
+    def _refuse_head(self) -> None:
+        self._refuse(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"the request's line and headers have more than {MAX_HEAD_BYTES} bytes",
+        )
+
+    @staticmethod
+    def _give_up(cycle: RequestResponseCycle) -> None:
+        """Tells whoever works on an answer that its client is gone."""
+        if not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _takes_a_body(self) -> bool:
+        """Whether the request at work is still coming, and nothing was answered."""
+        return not self.pipeline and self.cycle.more_body and not self.cycle.response_started
+
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Answers and closes; where another answer is under way, closes alone."""
         if not self._is_idle():
-            self.transport.abort()
-            return
+            if not self._takes_a_body():
+                self.transport.abort()
+                return
+            self._give_up(self.cycle)
         body = encode(ApiError(status, message).body)
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"

@@ -106,13 +106,17 @@ def encode(value: object) -> bytes:
 async def read_body(
     headers: Headers, receive: Receive, limit: int, seconds: float, room: BodyRoom
 ) -> tuple[bytes, int]:
-    """The body of a request of JSON, and what it holds of the room, to be given back. Raises ApiError (408,
-    413, 415, 503) and ClientGone.
+    """The body of a request of JSON, and what it holds of the room, to be given back. Raises ApiError (400,
+    408, 413, 415, 503) and ClientGone.
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         what = f"{kind[:64]!r}" if kind else "missing"
         raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"content-type is {what}, must be application/json")
+    transfer = headers.get("transfer-encoding", "chunked").strip().lower()
+    if transfer != "chunked":
+        message = f"transfer-encoding is {transfer[:64]!r}, must be chunked"
+        raise ApiError(HTTPStatus.BAD_REQUEST, message, headers={"connection": "close"})
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
         raise ApiError(

@@ -45,7 +45,12 @@ class Recorder:
         self._ended = False
         self._closing = threading.Event()
         self._file = _begin(path)
-        self._write(pack_header(config, time.time(), plans))
+        try:
+            self._write(pack_header(config, time.time(), plans))
+        except OSError:
+            os.close(self._file)
+            _remove_empty(path)
+            raise
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -134,3 +139,10 @@ def _begin(path: Path) -> int:
         path.rename(kept)
         _log.info("%s was there before; it is now %s", path, kept)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def _remove_empty(path: Path) -> None:
+    """A log that could not be begun leaves none behind, which the next start would only move away."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(path.stat().st_mode):
+            path.unlink()

@@ -160,6 +160,64 @@ async def test_a_head_that_is_just_small_enough_is_taken(hurried: Door) -> None:
             assert (await rest(reader)).startswith(b"HTTP/1.1 " + status)
 
 
+async def test_a_head_over_the_limit_that_comes_whole_is_431(hurried: Door) -> None:
+    async with connected(hurried) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nlong: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n")
+        answer = await rest(reader)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert f"more than {MAX_HEAD_BYTES} bytes".encode() in answer
+
+
+async def test_headers_without_end_after_a_body_are_431_and_kept_nowhere(
+    hurried: Door, own: ServiceProcess
+) -> None:
+    gateway = psutil.Process(own.pid)
+    before = gateway.memory_info().rss
+    async with connected(hurried) as (reader, writer):
+        writer.write((HEAD + "transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n").encode())
+        answers = asyncio.create_task(rest(reader))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(200):
+                writer.write(b"a: b\r\n" * 20_000)
+                await writer.drain()
+        answer = await answers
+    assert not answer or answer.startswith(b"HTTP/1.1 431 ")
+    assert gateway.memory_info().rss - before < 32 << 20
+    await served(hurried)
+
+
+@pytest.mark.parametrize(
+    ("rest_of_it", "words"),
+    [
+        ("transfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", "transfer-encoding is "),
+        ("transfer-encoding: gzip\r\n\r\n{}", ""),
+        ("transfer-encoding: xchunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", ""),
+        ("transfer-encoding: chunked\r\n\r\nzz\r\n{}", "the request is not valid HTTP/1.1"),
+    ],
+)  # fmt: skip
+async def test_a_body_that_cannot_be_read_is_400_before_anything_was_answered(
+    hurried: Door, rest_of_it: str, words: str
+) -> None:
+    async with connected(hurried) as (reader, writer):
+        writer.write((HEAD + rest_of_it).encode())
+        answer = await rest(reader)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert words.encode() in answer
+    assert answer.count(b"HTTP/1.1 400") == 1
+    await served(hurried)
+
+
+async def test_what_is_no_http_behind_a_good_request_does_not_take_its_answer(hurried: Door) -> None:
+    """The first is whole and at work; the connection ends without an answer to the second."""
+    content = b'{"prompt": [5, 6], "max_tokens": 200, "ignore_eos": true, "stream": true}'
+    async with connected(hurried) as (reader, writer):
+        writer.write((HEAD + f"content-length: {len(content)}\r\n\r\n").encode() + content)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.write(b"nonsense\r\n\r\n")
+        assert b"HTTP/1.1 400" not in await rest(reader)
+    await served(hurried)
+
+
 async def test_a_body_that_goes_on_after_its_refusal_ends_with_the_connection(hurried: Door) -> None:
     """415 is said before the body is read; what still comes is neither kept nor waited for without end."""
     async with connected(hurried) as (reader, writer):
@@ -251,6 +309,16 @@ async def test_who_reads_slowly_but_reads_gets_everything(hurried: Door) -> None
     assert found.rstrip(b"\r\n0").endswith(b"data: [DONE]")
     assert found.count(b'"finish_reason":"length"') == 100
     await hurried.idle()
+
+
+async def test_who_vanishes_with_another_request_behind_the_first_leaves_neither(hurried: Door) -> None:
+    hurried.rig.fake.step_delay = 0.05
+    async with connected(hurried) as (_, writer):
+        content = b'{"prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": true}'
+        writer.write(((HEAD + f"content-length: {len(content)}\r\n\r\n").encode() + content) * 3)
+        await hurried.rig.fake.wait_for_plans(len(hurried.rig.fake.plans) + 5)
+    await hurried.idle()
+    await served(hurried)
 
 
 async def test_who_vanishes_mid_stream_leaves_nothing(hurried: Door) -> None:

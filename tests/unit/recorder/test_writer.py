@@ -1,5 +1,6 @@
 """The writer: the file is private and whole, and nothing about it holds the engine up."""
 
+import errno
 import logging
 import os
 import resource
@@ -128,3 +129,17 @@ def test_a_file_that_cannot_be_begun_is_an_error_at_the_start(tmp_path: Path) ->
         Recorder(tmp_path / "missing" / "log", SchedulerConfig())
     with pytest.raises(OSError, match="No space left"):
         Recorder(Path("/dev/full"), SchedulerConfig())
+
+
+def test_a_log_that_could_not_be_begun_is_left_neither_empty_nor_for_the_next_start_to_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_file: int, _data: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr("scheduler_svc.recorder.writer.os.write", full)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                Recorder(tmp_path / "log", SchedulerConfig())
+    assert not list(tmp_path.iterdir())
