@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paged_kernels import contracts
 from paged_kernels.fp8_pool import is_fp8
-from paged_kernels.triton_impl import fp8, machine
+from paged_kernels.triton_impl import fp8, hopper_attention, machine
 from paged_kernels.triton_impl.addressing import division_magic
 from paged_kernels.triton_impl.attention_kernel import attention_kernel
 from paged_kernels.triton_impl.decode_attention import attend_listed
@@ -79,10 +79,14 @@ def paged_attention(
     if work is not None:
         _check_work(work, query, k_pool, rows, window)
         return attend_listed(query, k_pool, v_pool, block_tables, cu_query_lens, scale, softcap, out, work)
+    given = tiles is not None or splits is not None
     tiles = tiles or tiles_for(query.device, query.dtype, query.shape[2], group, is_fp8(k_pool))
     args = (query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale, max_context_len, out)
     call = _Call(*args, splits=splits, window=window, softcap=softcap)
     short_len = tiles.short.block_m // group
+    if not given and max_query_len > short_len and call.fits_hopper():
+        hopper_attention.attend(query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale, out)
+        return out
     if rows > 1 or max_query_len <= short_len:
         is_few = rows * k_pool.shape[2] < _PROGRAMS_PER_UNIT * machine.units(query.device)
         call.launch(tiles.few if tiles.few and is_few else tiles.short, rows, 1, short_len, one_tile=True)
@@ -119,6 +123,16 @@ class _Call:
     splits: int | None
     window: int
     softcap: float
+
+    def fits_hopper(self) -> bool:
+        """Whether that kernel takes these, and fills the device without splits of contexts."""
+        query, pool = self.query, self.k_pool
+        kv_heads, group = pool.shape[2], query.shape[1] // pool.shape[2]
+        programs = hopper_attention.tiles(query.shape[0], self.context_lens.shape[0], group) * kv_heads
+        whole = choose_splits(programs, self.max_context_len, machine.units(query.device)) == 1
+        return whole and hopper_attention.fits(
+            query, pool, self.v_pool, self.scale, self.window, self.softcap
+        )
 
     def launch(self, tile: Tile, count: int, min_len: int, max_len: int, one_tile: bool) -> None:
         """Attend the rows of min_len..max_len queries with count tiles, then join what was split."""

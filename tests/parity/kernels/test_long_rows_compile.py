@@ -1,0 +1,20 @@
+"""Attention of long rows compiles for compute capability 9.0 with the Triton that is installed."""
+
+from tests.fixtures.programs import told_by
+
+_SHARED_BYTES = 232448
+"""What a program may have on such a device."""
+_WAITS = 12
+"""Of each of the two groups of warps: the first and the last tile one each, both loops two each."""
+
+
+def test_products_run_beside_exponentials_and_none_waits_for_the_one_before() -> None:
+    """Where ptxas cannot follow the accumulators it makes every product wait for itself."""
+    kernels = told_by("tests.parity.kernels.compiled_long_rows", interpreted=False)["kernels"]
+    assert len(kernels) == 3
+    for facts in kernels:
+        assert facts["shared"] <= _SHARED_BYTES
+        assert facts["depends"]
+        assert facts["multiplications"] > facts["waits"] == _WAITS
+        issued, weighed, multiplied = facts["places"]
+        assert 0 < issued < weighed < multiplied
