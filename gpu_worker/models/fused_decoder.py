@@ -94,11 +94,12 @@ class FusedDecoder:
         short._layers = sorted({*kinds.values(), *pairs.values(), *(index - 1 for index in pairs.values())})
         return short
 
-    def _kind(self, index: int) -> tuple[bool, bool, int, int]:
-        """Whether a layer has a window, and experts, and how its part of the pool is aligned."""
+    def _kind(self, index: int) -> tuple[bool, bool, bool, int, int]:
+        """Whether a layer is first, has a window, and experts, and how its part of the pool is aligned."""
         keys, values = self._pool.keys(index).data_ptr(), self._pool.values(index).data_ptr()
         has_experts = self.decoder.layers[index].experts is not None
-        return self.decoder.config.windows[index] > 0, has_experts, keys % _ALIGNED, values % _ALIGNED
+        is_first, has_window = index == self._layers[0], self.decoder.config.windows[index] > 0
+        return is_first, has_window, has_experts, keys % _ALIGNED, values % _ALIGNED
 
     @property
     def vocab_size(self) -> int:
@@ -144,7 +145,9 @@ class FusedDecoder:
         return self.fused.add_rms_norm(hidden, delta, self.decoder.norm, self._eps, step.sample_positions)
 
     def _listed(self, step: ModelStep) -> ModelStep:
-        """The step with the work list of its decodes, where the kernels have one."""
+        """The step with the work list of its decodes, where the kernels have one; the first layer's
+        rotate_store settles it.
+        """
         list_work, config = self._kernels.decode_work, self.decoder.config
         if list_work is None or step.max_query_len != 1 or all(config.windows):
             return step
@@ -194,6 +197,7 @@ class FusedDecoder:
             keys,
             values,
             step.slot_mapping,
+            settles=index == self._layers[0],
         )
         window = self.decoder.config.windows[index]
         shared = {} if step.work is None or window else {"work": step.work}

@@ -38,11 +38,13 @@ def drawn_sizes(rng: random.Random, head_dim: int) -> Sizes:
     return Sizes(block_size, rng.randint(1, 8), rng.choice((1, 2, 3, 4, 8, 16)), head_dim, rows, context)
 
 
-def listed(batch: Decodes, policy: Policy) -> DecodeWork:
+def listed(batch: Decodes, policy: Policy, few: bool = False) -> DecodeWork:
+    """few: with the tile of few rows, where the device has one."""
     kv_heads, head_dim = batch.k_pool.shape[2:]
     group = batch.query.shape[1] // kv_heads
     fp8 = batch.k_pool.dtype != batch.query.dtype
-    tile = tiles_for(batch.query.device, batch.query.dtype, head_dim, group, fp8).short
+    tiles = tiles_for(batch.query.device, batch.query.dtype, head_dim, group, fp8)
+    tile = tiles.few if few and tiles.few else tiles.short
     lens = batch.block_tables, batch.cu_query_lens, batch.context_lens
     return decode_work.list_work(*lens, batch.k_pool.shape[1], kv_heads, group, tile, policy)
 
@@ -54,7 +56,7 @@ def test_drawn_batches(dtype: torch.dtype, head_dim: int, fp8: bool) -> None:
         sizes = drawn_sizes(rng, head_dim)
         batch = draw_decodes(rng, sizes, dtype, "cuda", fp8)
         policy = Policy(least_shared=rng.choice((64, 256)), least_saved=rng.choice((1, 16)))
-        work = listed(batch, policy)
+        work = listed(batch, policy, few=number % 2 == 1)
         out = torch.full_like(batch.query, math.nan)
         paged_attention.paged_attention(**batch.arguments, out=out, work=work)
         error = batch.error_of(out)

@@ -37,53 +37,60 @@ def find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile: tl.constexpr
     return row, number
 
 
+# fmt: off
 @triton.jit
-def first_key(start_position, window, block_n: tl.constexpr, windowed: tl.constexpr):
-    """Where the key tiles of a tile of queries begin: the first tile that its first query sees."""
-    key = start_position * 0
-    if windowed:
-        key = tl.maximum(start_position + 1 - window, 0) // block_n * block_n
-    return key
-
-
-@triton.jit
-def split_tiles(begin, end, splits, min_split_tiles, block_n: tl.constexpr):
-    """Key tiles of one split and how many splits have work, for keys begin..end."""
+def find_work(
+    cu_query_lens, context_lens, tile, split, num_rows, tile_tokens, min_len, max_len, splits,
+    min_split_tiles, window, block_n: tl.constexpr, one_tile: tl.constexpr, windowed: tl.constexpr,
+):
+    """Of a tile of queries: its row, the row's first token and number of queries, the tile's first query in
+    the row and its position; the keys low..high of one split, the end of all its keys, and how many splits
+    have work, 0 where the row is left to another launch.
+    """
+    row, number = find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile)
+    first_token = tl.load(cu_query_lens + row)
+    query_len = tl.load(cu_query_lens + row + 1) - first_token
+    first = number * tile_tokens
+    context = tl.load(context_lens + row)
+    start_position = context - query_len + first
+    end = tl.minimum(start_position + tile_tokens, context)
+    begin = start_position * 0
+    if windowed:  # the first tile of keys that the first query sees
+        begin = tl.maximum(start_position + 1 - window, 0) // block_n * block_n
     tiles = tl.cdiv(end - begin, block_n)
     each = tl.maximum(tl.cdiv(tiles, splits), min_split_tiles)
-    return each, tl.maximum(tl.cdiv(tiles, each), 1)
+    idle = (query_len < min_len) | (query_len > max_len) | (first >= query_len)
+    active = tl.where(idle, 0, tl.maximum(tl.cdiv(tiles, each), 1))
+    low = begin + split * each * block_n
+    high = tl.minimum(low + each * block_n, end)
+    return row, first_token, query_len, first, start_position, low, high, end, active
 
 
-# fmt: off
 @triton.jit
 def _find_slots(
     start, end, table, block_size, block_magic, block_shift, block_n: tl.constexpr, masked: tl.constexpr
 ):
-    """Of positions start..start + block_n: the block, 64-bit, and the offset in it."""
+    """Of positions start..start + block_n: the block, 64-bit, and the offset in it.
+
+    masked: those from end on are the last key's again, so that loads need no mask and no unused slot is read.
+    """
     positions = start + tl.arange(0, block_n)
-    index = ((positions.to(tl.int64) * block_magic) >> block_shift).to(tl.int32)
     if masked:
-        block = tl.load(table + index, mask=positions < end, other=0).to(tl.int64)
-    else:
-        block = tl.load(table + index).to(tl.int64)
+        positions = tl.minimum(positions, end - 1)
+    index = ((positions.to(tl.int64) * block_magic) >> block_shift).to(tl.int32)
+    block = tl.load(table + index).to(tl.int64)
     return block, positions - index * block_size
 
 
 @triton.jit
 def _load_keys_values(
-    start, end, block, offset, k_head, v_head, block_stride, slot_stride,
-    columns: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr, masked: tl.constexpr,
+    block, offset, k_head, v_head, block_stride, slot_stride, columns: tl.constexpr, block_c: tl.constexpr
 ):
-    """Keys and values of positions start..start + block_n as [block_n, block_c], zeros from end on."""
+    """Keys and values of these slots as [block_n, block_c]."""
     dims = tl.arange(0, block_c)
-    used = start + tl.arange(0, block_n) < end
     slot_offset = block * block_stride + offset * slot_stride
     offsets = slot_offset[:, None] + dims[None, :]
-    if masked:
-        mask = used[:, None] & (dims < columns)[None, :]
-        keys = tl.load(k_head + offsets, mask=mask, other=0.0)
-        values = tl.load(v_head + offsets, mask=mask, other=0.0)
-    elif columns < block_c:
+    if columns < block_c:
         mask = (dims < columns)[None, :]
         keys = tl.load(k_head + offsets, mask=mask, other=0.0)
         values = tl.load(v_head + offsets, mask=mask, other=0.0)
@@ -102,15 +109,14 @@ def _attend_tile(
     precision: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
     scaled: tl.constexpr, paired: tl.constexpr,
 ):
-    """One step of the online softmax: keys start..start + block_n; those from end on are unused slots.
+    """One step of the online softmax: keys start..start + block_n, of which none from end on counts.
 
     scaled: the values' powers of two go into the weights, over the greatest of them so far, whose exponent is
     acc's unit; so weights stay within 0..1, and all products are of exact factors. paired: see fp8.py.
     """
     block, offset = _find_slots(start, end, table, block_size, block_magic, block_shift, block_n, masked)
     keys, values = _load_keys_values(
-        start, end, block, offset, k_head, v_head, block_stride, slot_stride,
-        columns, block_n, block_c, masked,
+        block, offset, k_head, v_head, block_stride, slot_stride, columns, block_c
     )
     if paired:
         scores = tl.dot(query, tl.trans(fp8.even(keys, query.dtype)), input_precision=precision)
@@ -120,9 +126,8 @@ def _attend_tile(
         scores = tl.dot(query, tl.trans(keys), input_precision=precision)
     scores = scores * line_scale
     if scaled:
-        used = start + tl.arange(0, block_n) < end
-        k_powers = fp8.load_exponents(k_exponents, block, first_exponent + offset, word_stride, used, masked)
-        v_powers = fp8.load_exponents(v_exponents, block, first_exponent + offset, word_stride, used, masked)
+        k_powers = fp8.load_exponents(k_exponents, block, first_exponent + offset, word_stride)
+        v_powers = fp8.load_exponents(v_exponents, block, first_exponent + offset, word_stride)
         scores = scores * fp8.power_of_two(k_powers)[None, :]
     if capped:  # cap * tanh(x), in base 2; x is the scaled score over the cap
         scores = cap_log2 - 2 * cap_log2 / (tl.exp2(scores * 2.8853900817779268) + 1)
@@ -158,9 +163,13 @@ def attend_span(
     block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
     head_dim: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr,
     precision: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
-    scaled: tl.constexpr, paired: tl.constexpr,
+    scaled: tl.constexpr, paired: tl.constexpr, one_loop: tl.constexpr,
 ):
-    """Keys low..high; up to unmasked every line sees all of them. Returns (average, log2-sum-exp2)."""
+    """Keys low..high; up to unmasked every line sees all of them. Returns (average, log2-sum-exp2).
+
+    one_loop: for rows bound by loads. A loop of its own for whole tiles saves comparisons, but the last tile
+    then begins with two loads, one after the other, while nothing is computed.
+    """
     columns: tl.constexpr = head_dim // 2 if paired else head_dim
     block_c: tl.constexpr = block_d // 2 if paired else block_d
     if paired and head_dim % 16 == 0:  # loads of 16 bytes: eight pairs
@@ -173,14 +182,16 @@ def attend_span(
     peak = tl.full([block_m], float("-inf"), dtype=tl.float32)
     total = tl.zeros([block_m], dtype=tl.float32)
     unit = low * 0 + 1
-    for start in tl.range(low, unmasked, block_n):
-        acc, odd, peak, total, unit = _attend_tile(
-            acc, odd, peak, total, unit, query, odd_query, line_scale, query_positions, start, end, table,
-            k_head, v_head, k_exponents, v_exponents, first_exponent,
-            block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
-            columns, block_n, block_c, False, precision, windowed, capped, scaled, paired,
-        )
-    for start in tl.range(unmasked, high, block_n):
+    if not one_loop:
+        for start in tl.range(low, unmasked, block_n):
+            acc, odd, peak, total, unit = _attend_tile(
+                acc, odd, peak, total, unit, query, odd_query, line_scale, query_positions, start, end, table,
+                k_head, v_head, k_exponents, v_exponents, first_exponent,
+                block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2,
+                window, columns, block_n, block_c, False, precision, windowed, capped, scaled, paired,
+            )
+        low = unmasked
+    for start in tl.range(low, high, block_n):
         acc, odd, peak, total, unit = _attend_tile(
             acc, odd, peak, total, unit, query, odd_query, line_scale, query_positions, start, end, table,
             k_head, v_head, k_exponents, v_exponents, first_exponent,
@@ -240,19 +251,14 @@ def attention_kernel(
     if not one_tile:  # the last tiles see most keys: start them first
         tile = tl.num_programs(0) // kv_heads - 1 - tile
     tile_tokens = block_m // group
-    row, number = find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile)
-    first_token = tl.load(cu_query_lens + row)
-    query_len = tl.load(cu_query_lens + row + 1) - first_token
-    first = number * tile_tokens
-    idle = (query_len < min_len) | (query_len > max_len) | (first >= query_len)
-    context = tl.load(context_lens + row)
-    start_position = context - query_len + first
-    end = tl.minimum(start_position + tile_tokens, context)
-    begin = first_key(start_position, window, block_n, windowed)
-    each, active = split_tiles(begin, end, splits, min_split_tiles, block_n)
+    row, first_token, query_len, first, start_position, low, high, end, active = find_work(
+        cu_query_lens, context_lens, tile, split, num_rows, tile_tokens, min_len, max_len, splits,
+        min_split_tiles, window, block_n, one_tile, windowed,
+    )
+    table = block_tables + row.to(tl.int64) * table_stride
     if overlap:
         tl.extra.cuda.gdc_wait()
-    if idle | (split >= active):
+    if split >= active:
         return
     lines, dims = tl.arange(0, block_m), tl.arange(0, block_d)
     tokens = first + lines // group
@@ -261,16 +267,13 @@ def attention_kernel(
     heads, rows = head * group + lines % group, (first_token + tokens).to(tl.int64)
     offsets = (rows * query_token_stride + heads * query_head_stride)[:, None] + dims[None, :]
     queries, odd, line_scale = load_query(query + offsets, mask, scale_log2, upcast, scaled, paired)
-    low = begin + split * each * block_n
-    high = tl.minimum(low + each * block_n, end)
     seen_by_all = 0 if windowed else (start_position + 1) // block_n * block_n
     unmasked = tl.maximum(tl.minimum(high, seen_by_all), low)
     result, lse = attend_span(
         queries, odd, line_scale, start_position + lines // group, low, unmasked, high, end,
-        block_tables + row.to(tl.int64) * table_stride,
-        k_pool, v_pool, head.to(tl.int64), head_stride, k_exponents, v_exponents,
+        table, k_pool, v_pool, head.to(tl.int64), head_stride, k_exponents, v_exponents,
         block_size, block_magic, block_shift, block_stride, slot_stride, word_stride, cap_log2, window,
-        head_dim, block_m, block_n, block_d, precision, windowed, capped, scaled, paired,
+        head_dim, block_m, block_n, block_d, precision, windowed, capped, scaled, paired, one_tile,
     )
     if active == 1:
         into = out + (rows * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paged_kernels.triton_impl import fp8, machine
 from paged_kernels.triton_impl.addressing import division_magic
-from paged_kernels.triton_impl.decode_kernel import decode_kernel, join_list_kernel
+from paged_kernels.triton_impl.decode_kernel import decode_kernel
 from paged_kernels.triton_impl.decode_work import DecodeWork
 
 _LOG2_E = math.log2(math.e)
@@ -24,7 +24,6 @@ def attend_listed(
     k_pool: Tensor,
     v_pool: Tensor,
     block_tables: Tensor,
-    cu_query_lens: Tensor,
     scale: float,
     softcap: float,
     out: Tensor,
@@ -37,10 +36,11 @@ def attend_listed(
     overlap = machine.overlaps(query.device)
     partial = query.new_empty((work.lines * kv_heads, head_dim), dtype=torch.float32)
     partial_lse = query.new_empty((work.lines * kv_heads,), dtype=torch.float32)
+    lines = triton.next_power_of_2(group)
     block_d = max(16 * read.width, triton.next_power_of_2(head_dim))
     decode_kernel[(work.pieces.shape[0] * kv_heads,)](
         *(out, partial, partial_lse),
-        *(work.state, work.pieces, work.members),
+        *(work.state, work.pieces, work.members, work.records, work.arrivals),
         *(query, read.k_values, read.v_values, read.k_exponents, read.v_exponents, block_tables),
         scale / softcap if softcap else scale * _LOG2_E,
         softcap * _LOG2_E,
@@ -63,33 +63,11 @@ def attend_listed(
         softcap > 0,
         read.scaled,
         read.width == 2,
+        work.settled,
+        lines,
+        max(2, _JOINED_LINES // lines),
         num_warps=tile.warps,
         num_stages=tile.stages,
         **machine.launch_options(overlap),
     )
-    _join(partial, partial_lse, cu_query_lens, out, work)
     return out
-
-
-def _join(partial: Tensor, partial_lse: Tensor, cu_query_lens: Tensor, out: Tensor, work: DecodeWork) -> None:
-    """Joins all answers that have parts."""
-    overlap, (kv_heads, group), head_dim = machine.overlaps(out.device), work.heads, out.shape[2]
-    lines = triton.next_power_of_2(group)
-    join_list_kernel[(out.shape[0], kv_heads)](
-        out,
-        partial,
-        partial_lse,
-        work.records,
-        cu_query_lens,
-        work.rows,
-        kv_heads,
-        group,
-        *out.stride()[:2],
-        head_dim,
-        lines,
-        triton.next_power_of_2(head_dim),
-        max(2, _JOINED_LINES // lines),
-        overlap,
-        num_warps=4,
-        **machine.launch_options(overlap),
-    )

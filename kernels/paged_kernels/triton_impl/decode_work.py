@@ -6,7 +6,7 @@ only, so that a captured list serves any lengths.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -22,7 +22,8 @@ from paged_kernels.triton_impl.work_kernels import (
     list_kernel,
 )
 
-LEAST_ROWS, MOST_ROWS = 33, 4096
+LEAST_ROWS, LEAST_FEW_ROWS, MOST_ROWS = 33, 8, 4096
+"""That have a list; LEAST_FEW_ROWS where there is a tile of few rows."""
 _PADDED_ROWS = 256
 """At least, so that one compiled kernel serves all batches of up to so many rows."""
 _COMPARED_AT_ONCE = 256
@@ -46,25 +47,34 @@ class Policy:
 
 
 POLICY = Policy()
+FEW_POLICY = Policy(programs=2)
+"""For the tile of few rows."""
+FEW_KEYS = 256
+"""At least that a piece of few rows has."""
+FEW_PROGRAMS = 3
+"""On each multiprocessor: rows that would have fewer, of a KV head each, are few."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
     """Who attends what in one step of decodes; valid until the arguments of `list_work` change.
 
-    state [1], pieces [P, columns], members [P, block_m], records [tokens, columns]: int32 on the device; see
-    work_kernels. lines: of partial results for each KV head.
+    state [1], pieces [P, columns], members [P, block_m], records [tokens, columns], arrivals [tokens, heads]:
+    int32 on the device; see work_kernels. lines: of partial results for each KV head. settled: attention may
+    read the list before the kernel in front of it has ended (machine.overlaps).
     """
 
     state: Tensor
     pieces: Tensor
     members: Tensor
     records: Tensor
+    arrivals: Tensor
     lines: int
     rows: int
     heads: tuple[int, int]
     tile: Tile
     policy: Policy
+    settled: bool
 
 
 def decode_work(
@@ -77,13 +87,19 @@ def decode_work(
 ) -> DecodeWork | None:
     """The list of a step of decodes for layers with pools and heads like these, or None for batches that are
     attended as fast row by row: the number of rows decides, and nothing on the device.
+
+    The list is settled: a kernel that settles (rotate_store) must stand before the first attention by it.
     """
     rows, (block_size, kv_heads, head_dim) = context_lens.shape[0], k_pool.shape[1:]
-    if not LEAST_ROWS <= rows <= MOST_ROWS:
-        return None
     group = query_heads // kv_heads
-    tile = tiles_for(k_pool.device, dtype, head_dim, group, is_fp8(k_pool)).short
-    return list_work(block_tables, cu_query_lens, context_lens, block_size, kv_heads, group, tile, POLICY)
+    tiles = tiles_for(k_pool.device, dtype, head_dim, group, is_fp8(k_pool))
+    if not (LEAST_FEW_ROWS if tiles.few else LEAST_ROWS) <= rows <= MOST_ROWS:
+        return None
+    tile, policy = tiles.short, POLICY
+    if tiles.few and rows * kv_heads < FEW_PROGRAMS * machine.units(k_pool.device):
+        tile, policy = tiles.few, replace(FEW_POLICY, least_tiles=max(1, FEW_KEYS // tiles.few.block_n))
+    lens = block_tables, cu_query_lens, context_lens
+    return replace(list_work(*lens, block_size, kv_heads, group, tile, policy), settled=True)
 
 
 def list_work(
@@ -119,7 +135,7 @@ def list_work(
         **machine.launch_options(overlap),
     )
     list_kernel[(1,)](
-        *(work.state, work.pieces, work.members, work.records, scratch, leaders, shared),
+        *(work.state, work.pieces, work.members, work.records, work.arrivals, scratch, leaders, shared),
         context_lens,
         cu_query_lens,
         rows,
@@ -154,6 +170,7 @@ def _empty(
         "pieces": (pieces, PIECE_COLUMNS.value),
         "members": (pieces, tile.block_m),
         "records": (rows, RECORD_COLUMNS.value),
+        "arrivals": (rows * kv_heads,),
         "leaders": (padded,),
         "shared": (padded,),
         "scratch": (4 * padded,),
@@ -166,4 +183,6 @@ def _empty(
     }
     lines = (2 * rows + cuts) * group + cuts * (tile.block_m // group) * group
     given = (parts.pop("leaders"), parts.pop("shared"), parts.pop("scratch"))
-    return DecodeWork(**parts, lines=lines, rows=rows, heads=heads, tile=tile, policy=policy), *given
+    return DecodeWork(
+        **parts, lines=lines, rows=rows, heads=heads, tile=tile, policy=policy, settled=False
+    ), *given

@@ -52,14 +52,13 @@ def to_e4m3(values, exponents):
 
 
 @triton.jit
-def load_exponents(exponents, block, place, word_stride, used, masked: tl.constexpr):
-    """The exponents of these places of blocks, int32, 0 where not used.
+def load_exponents(exponents, block, place, word_stride):
+    """The exponents of these places of blocks, int32.
 
     They are loaded as words of four, for less at once would not be fetched ahead.
     """
     word = exponents + block * word_stride + place // 4
-    four = tl.load(word, mask=used, other=0) if masked else tl.load(word)
-    return four >> (place % 4 * 8) & 0xFF
+    return tl.load(word) >> (place % 4 * 8) & 0xFF
 
 
 @triton.jit

@@ -8,7 +8,7 @@ splits that have work as attention_kernel does, and reads no other.
 import triton
 import triton.language as tl
 
-from paged_kernels.triton_impl.attention_kernel import CALL_ARGUMENTS, find_tile, first_key, split_tiles
+from paged_kernels.triton_impl.attention_kernel import CALL_ARGUMENTS, find_work
 
 _JOIN_ARGUMENTS = CALL_ARGUMENTS[:8]
 
@@ -53,20 +53,14 @@ def join_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     tile, head, line = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads, tl.program_id(1)
     tile_tokens = block_m // group
-    row, number = find_tile(cu_query_lens, tile, num_rows, tile_tokens, one_tile)
-    first_token = tl.load(cu_query_lens + row)
-    query_len = tl.load(cu_query_lens + row + 1) - first_token
-    first = number * tile_tokens
+    _, first_token, query_len, first, _, _, _, _, active = find_work(
+        cu_query_lens, context_lens, tile, 0, num_rows, tile_tokens, min_len, max_len, splits,
+        min_split_tiles, window, block_n, one_tile, windowed,
+    )
     token = first + line // group
-    idle = (query_len < min_len) | (query_len > max_len) | (token >= query_len)
-    context = tl.load(context_lens + row)
-    start_position = context - query_len + first
-    end = tl.minimum(start_position + tile_tokens, context)
-    begin = first_key(start_position, window, block_n, windowed)
-    _, active = split_tiles(begin, end, splits, min_split_tiles, block_n)
     if overlap:
         tl.extra.cuda.gdc_wait()
-    if idle | (active == 1):
+    if (token >= query_len) | (active <= 1):
         return
     base = (tile.to(tl.int64) * kv_heads + head) * splits
     result = _join_line(partial, partial_lse, base, line, active, head_dim, block_m, block_d, block_s)

@@ -35,6 +35,10 @@ def overlaps(device: torch.device) -> bool:
     Every kernel of this package that is launched so waits before it reads what kernels of its step wrote and
     before it writes, and in all its programs, so that waiting for the last kernel is waiting for all. Weights
     and what is copied to the device before a step (lengths, positions, slots) it may read earlier.
+
+    A kernel that starts knows only that all in front of it have started. It may read before it waits what is
+    settled: what was written in front of a kernel (rotate_store with `settles`) that lets the next one start
+    only behind its own wait, when all in front of it have ended. See docs/adr/0021.
     """
     return OVERLAP and capability(device) >= (9, 0)
 

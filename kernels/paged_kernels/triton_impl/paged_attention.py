@@ -78,7 +78,7 @@ def paged_attention(
         return out
     if work is not None:
         _check_work(work, query, k_pool, rows, window)
-        return attend_listed(query, k_pool, v_pool, block_tables, cu_query_lens, scale, softcap, out, work)
+        return attend_listed(query, k_pool, v_pool, block_tables, scale, softcap, out, work)
     given = tiles is not None or splits is not None
     tiles = tiles or tiles_for(query.device, query.dtype, query.shape[2], group, is_fp8(k_pool))
     args = (query, k_pool, v_pool, block_tables, cu_query_lens, context_lens, scale, max_context_len, out)
@@ -154,14 +154,8 @@ class _Call:
         least = max(1, MIN_SPLIT_TOKENS // tile.block_n)
         rows_args = (self.context_lens.shape[0], kv_heads, group, min_len, max_len, splits, least)
         attention_kernel[(count * kv_heads, splits)](
-            out,
-            partial,
-            partial_lse,
-            query,
-            read.k_values,
-            read.v_values,
-            read.k_exponents,
-            read.v_exponents,
+            *(out, partial, partial_lse, query),
+            *(read.k_values, read.v_values, read.k_exponents, read.v_exponents),
             self.block_tables,
             self.cu_query_lens,
             self.context_lens,

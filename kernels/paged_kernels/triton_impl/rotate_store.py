@@ -60,13 +60,13 @@ def _rotate_store_kernel(
     query_stride, part_stride, block_size, block_stride, slot_stride, head_stride, eps,
     query_heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr,
     tile_heads: tl.constexpr, tile_half: tl.constexpr, normed: tl.constexpr,
-    parts: tl.constexpr, scaled: tl.constexpr, overlap: tl.constexpr,
+    parts: tl.constexpr, scaled: tl.constexpr, overlap: tl.constexpr, settles: tl.constexpr,
 ):
     """Grid (tokens, head tiles). Heads are numbered as packed: queries, keys, values.
 
     Positions, slots and gains are read before the wait: no kernel that overlaps with this one writes them.
     """
-    if overlap:
+    if overlap and not settles:
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * tile_heads + tl.arange(0, tile_heads)[:, None]
@@ -85,6 +85,8 @@ def _rotate_store_kernel(
         second_gain = tl.load(gains + heads * head_dim + dims + half, mask=rotating, other=0.0)
     if overlap:
         tl.extra.cuda.gdc_wait()
+        if settles:
+            tl.extra.cuda.gdc_launch_dependents()
     lines = qkv + token * ((rotating_heads + kv_heads) * head_dim) + heads * head_dim + dims
     first = sum_parts(lines, mask, part_stride, parts)
     second = sum_parts(lines + half, mask, part_stride, parts)
@@ -122,6 +124,7 @@ def rotate_store(
     k_pool: Tensor,
     v_pool: Tensor,
     slot_mapping: Tensor,
+    settles: bool = False,
 ) -> Tensor:
     """Rotates q and k of packed qkv [T, (Hq + 2 Hkv) * D] and stores k and v; returns q, a view [T, Hq, D].
 
@@ -129,6 +132,8 @@ def rotate_store(
     dtype. gains [Hq + Hkv, D]: weights of the heads' RMSNorm, or None for models without one. cos_sin
     [P, 2, D / 2], contiguous; positions [T] below P; pools [B, bs, Hkv, D], e4m3 too; slot_mapping [T], -1
     stores nothing. Halves are paired (i, i + D / 2), as in Llama and Qwen (RoFormer, arXiv 2104.09864).
+
+    settles: no kernel behind this one starts before all in front of it have ended; see machine.overlaps.
     """
     tokens, width = qkv.shape[-2:]
     block_size, kv_heads, head_dim = k_pool.shape[1:]
@@ -163,6 +168,7 @@ def rotate_store(
         count_parts(qkv),
         pools.scaled,
         overlap,
+        settles,
         num_warps=4,
         **machine.launch_options(overlap),
     )

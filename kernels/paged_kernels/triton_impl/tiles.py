@@ -55,7 +55,7 @@ def choose_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
 
 # By the device's name: (short, few, long) tiles of 16-bit dtypes, head_dim 65..128 and groups up to 16.
 # Measured by benchmarks/gpu_check.py; see benchmarks/gpu-notes.md.
-_TUNED = {"NVIDIA H200": (Tile(16, 64, 2, 4), Tile(16, 128, 4, 3), Tile(128, 128, 8, 3))}
+_TUNED = {"NVIDIA H200": (Tile(16, 64, 4, 4), Tile(16, 64, 4, 7), Tile(128, 128, 8, 3))}
 # The same over an e4m3 pool; benchmarks/gpu_fp8.py measures them.
 _TUNED_FP8 = {"NVIDIA H200": (Tile(16, 64, 2, 5), Tile(16, 128, 4, 5), Tile(64, 128, 4, 2))}
 

@@ -184,11 +184,12 @@ def _lines(leads, size, parts, common_parts, own_parts, group):
 
 @triton.jit(do_not_specialize=_LIST_ARGUMENTS)
 def list_kernel(
-    state, pieces, members, records, scratch, leaders, shared, context_lens, cu_query_lens,
+    state, pieces, members, records, arrivals, scratch, leaders, shared, context_lens, cu_query_lens,
     num_rows, block_size, programs, least_tiles, least_shared, least_saved, kv_heads, group, block_m, block_n,
     most_rows: tl.constexpr, padded_rows: tl.constexpr, overlap: tl.constexpr,
 ):
-    """Writes the list for so many programs at once; no piece is cut shorter than least_tiles.
+    """Writes the list for so many programs at once, and zeros to arrivals; no piece is cut shorter than
+    least_tiles.
 
     One program. state: the number of pieces. most_rows: that attend together, block_m // group. scratch:
     4 * padded_rows int32.
@@ -197,6 +198,8 @@ def list_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     places = tl.arange(0, padded_rows)
+    for start in range(0, num_rows * kv_heads, padded_rows):
+        tl.store(arrivals + start + places, places * 0, mask=start + places < num_rows * kv_heads)
     row, token, context, begin, size, common = _find_rows(
         scratch, leaders, shared, context_lens, cu_query_lens, num_rows, places, places < num_rows,
         most_rows, padded_rows,

@@ -87,10 +87,20 @@ def list_report() -> dict[str, list[str]]:
     """What is wrong with lists for a device of 132 multiprocessors, by case. Rows are in a drawn order."""
     machine.units = lambda _: 132
     rng = random.Random(1)
-    return {name: _wrong_in(*case, rng) for name, case in LISTS.items()}
+    tiles = {
+        "": (Tile(16, 64, 2, 4), decode_work.POLICY),
+        " as of few rows": (Tile(16, 64, 4, 7), decode_work.FEW_POLICY),
+    }
+    return {
+        name + kind: _wrong_in(*case, *chosen, rng)
+        for name, case in LISTS.items()
+        for kind, chosen in tiles.items()
+    }
 
 
-def _wrong_in(contexts: list[int], common: int, together: int, rng: random.Random) -> list[str]:
+def _wrong_in(
+    contexts: list[int], common: int, together: int, tile: Tile, policy: Policy, rng: random.Random
+) -> list[str]:
     rows, held = len(contexts), [-(-context // 16) for context in contexts]
     tables = torch.arange(rows * max(held), dtype=torch.int32).view(rows, -1)
     for row in range(rows):
@@ -98,7 +108,7 @@ def _wrong_in(contexts: list[int], common: int, together: int, rng: random.Rando
     order = rng.sample(range(rows), rows)
     lens = torch.arange(rows + 1, dtype=torch.int32)
     mixed = torch.tensor([contexts[row] for row in order], dtype=torch.int32)
-    work = decode_work.list_work(tables[order], lens, mixed, 16, 8, 2, Tile(16, 64, 2, 4), decode_work.POLICY)
+    work = decode_work.list_work(tables[order], lens, mixed, 16, 8, 2, tile, policy)
     pieces, members = pieces_of(work)
     wrong = [] if len(pieces) <= len(work.pieces) else ["more pieces than there is room for"]
     lines = [

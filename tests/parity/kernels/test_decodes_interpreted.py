@@ -31,7 +31,8 @@ def test_every_key_of_a_row_is_in_one_piece(report: dict[str, Any]) -> None:
 
 
 def test_lists_for_a_large_device_fit_their_memory_and_name_every_key_once(report: dict[str, Any]) -> None:
-    assert report["lists"] == {name: [] for name in interpreted_decodes.LISTS}
+    assert len(report["lists"]) == 2 * len(interpreted_decodes.LISTS)
+    assert not {name: wrong for name, wrong in report["lists"].items() if wrong}
 
 
 def test_the_draws_have_common_prefixes_and_parts(report: dict[str, Any]) -> None:
