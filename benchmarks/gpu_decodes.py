@@ -21,7 +21,8 @@ from benchmarks.gpu_report import this_commit
 from paged_kernels import torch_impl
 from paged_kernels.testing import relative_error
 from paged_kernels.triton_impl import decode_work, paged_attention
-from paged_kernels.triton_impl.decode_work import POLICY, Policy
+from paged_kernels.triton_impl.decode_work import Policy
+from paged_kernels.triton_impl.machine import units
 from paged_kernels.triton_impl.tiles import Tile, tiles_for
 
 KV_HEADS, BLOCK_SIZE, LAYERS, WIDTH = 8, 16, 28, 2560
@@ -137,12 +138,14 @@ def row_by_row(layers: list[dict[str, Any]], outs: list[Tensor]) -> None:
         paged_attention.paged_attention(**inputs, out=out)
 
 
-def measured(case: Case, layers: list[dict[str, Any]], group: int, policy: Policy) -> dict[str, Any]:
+def measured(case: Case, layers: list[dict[str, Any]], group: int) -> dict[str, Any]:
     """Microseconds a layer both ways, those of the list a step, and what bytes take; a wrong answer's error
     instead of its time.
     """
     outs = [torch.full_like(inputs["query"], float("nan")) for inputs in layers]
-    tile = tiles_for(torch.device("cuda"), DTYPE, HEAD_DIM, group).short
+    device, programs = torch.device("cuda"), len(case.contexts) * KV_HEADS
+    tiles = tiles_for(device, DTYPE, HEAD_DIM, group)
+    tile, policy = decode_work.cut_of(tiles, programs, units(device))
     expected = exact(layers[-1])
 
     def timed(step: Callable[[], None]) -> float | str:
@@ -177,7 +180,7 @@ def main() -> None:
     with torch.inference_mode():
         for group in map(int, options.groups.split(",")):
             for case in wanted:
-                row = measured(case, layers.inputs(case, group), group, POLICY)
+                row = measured(case, layers.inputs(case, group), group)
                 report["rows"].append(row)
                 print(" ".join(f"{value}" for value in row.values()), flush=True)
                 options.out.write_text(json.dumps(report, indent=1) + "\n")

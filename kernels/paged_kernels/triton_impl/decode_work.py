@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paged_kernels.fp8_pool import is_fp8
 from paged_kernels.triton_impl import machine
-from paged_kernels.triton_impl.tiles import Tile, tiles_for
+from paged_kernels.triton_impl.tiles import Tile, Tiles, tiles_for
 from paged_kernels.triton_impl.work_kernels import (
     PIECE_COLUMNS,
     RECORD_COLUMNS,
@@ -95,11 +95,16 @@ def decode_work(
     tiles = tiles_for(k_pool.device, dtype, head_dim, group, is_fp8(k_pool))
     if not (LEAST_FEW_ROWS if tiles.few else LEAST_ROWS) <= rows <= MOST_ROWS:
         return None
-    tile, policy = tiles.short, POLICY
-    if tiles.few and rows * kv_heads < FEW_PROGRAMS * machine.units(k_pool.device):
-        tile, policy = tiles.few, replace(FEW_POLICY, least_tiles=max(1, FEW_KEYS // tiles.few.block_n))
+    tile, policy = cut_of(tiles, rows * kv_heads, machine.units(k_pool.device))
     lens = block_tables, cu_query_lens, context_lens
     return replace(list_work(*lens, block_size, kv_heads, group, tile, policy), settled=True)
+
+
+def cut_of(tiles: Tiles, programs: int, units: int) -> tuple[Tile, Policy]:
+    """The tile and the policy for rows that would have so many programs, of a KV head of a whole row each."""
+    if tiles.few is None or programs >= FEW_PROGRAMS * units:
+        return tiles.short, POLICY
+    return tiles.few, replace(FEW_POLICY, least_tiles=max(1, FEW_KEYS // tiles.few.block_n))
 
 
 def list_work(
