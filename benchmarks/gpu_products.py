@@ -4,7 +4,7 @@
 `python -m benchmarks.gpu_products --size 0.6B --out FILE --checked RIGHT`, after `--check 0/1 --out RIGHT`
 
 Owns the candidates and the chain of a decoder's layers without attention; knows no step: gpu_step times
-those, with --split-tokens 0 by the library's products. Invariant: a chain's weights do not fit the L2 cache.
+those, with --library by the library's products. Invariant: a chain's weights do not fit the L2 cache.
 """
 
 import argparse
@@ -23,14 +23,14 @@ from torch import Tensor
 
 from benchmarks.gpu_parts import time_us
 from paged_kernels.testing import relative_error
-from paged_kernels.triton_impl import fused_linear, machine, norms, rotate_store, split_linear, stream_linear
-from paged_kernels.triton_impl.split_linear import Shape
+from paged_kernels.triton_impl import fused_linear, machine, norms, rotate_store, stream_linear
 from paged_kernels.triton_impl.stream_linear import Stream
 
 DTYPE, HEAD_DIM, EPS = torch.bfloat16, 128, 1e-6
-Choice = Shape | Stream | None
+Choice = Stream | None
 Choices = dict[str, Choice]
 _MOST_HELD = 1 << 23
+_UNITS = 132
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,18 @@ class Sizes:
 
 
 MODELS = {
-    "0.6B": Sizes(1024, 16, 8, 3072, 28, (16, 32, 64, 96, 128, 256)),
+    "0.6B": Sizes(1024, 16, 8, 3072, 28, (8, 32, 64, 128, 256)),
     "8B": Sizes(4096, 32, 8, 14336, 8, (1, 16, 32, 64, 128, 256)),
 }
 
 
 def candidates(tokens: int, inside: int, outside: int, gated: bool) -> list[Choice]:
-    """Launch shapes worth a try: the chosen one first, where there is one."""
-    small = inside * outside <= _MOST_HELD
-    found = small_streams(tokens, gated) if small else stream_shapes(tokens, gated)
-    found = [shape for shape in found if _is_even(shape, tokens, inside, outside)]
-    chosen = fused_linear.shape_for(tokens, inside, outside)
-    return [chosen, *found] if chosen else [*found]
+    """Launch shapes worth a try."""
+    if inside * outside <= _MOST_HELD:
+        found = small_streams(tokens, inside, outside, gated)
+    else:
+        found = [shape for shape in stream_shapes(tokens, gated) if _is_even(shape, tokens, inside, outside)]
+    return [*found]
 
 
 def stream_shapes(tokens: int, gated: bool) -> list[Stream]:
@@ -81,14 +81,27 @@ def stream_shapes(tokens: int, gated: bool) -> list[Stream]:
     return [*found, *(Stream(64, parts, lines, 64, 4) for parts in (1, 2))]
 
 
-def small_streams(tokens: int, gated: bool) -> list[Stream]:
-    """Tiles of all tokens, or of some: the weights are then read once, and again from the L2 cache."""
+def small_streams(tokens: int, inside: int, outside: int, gated: bool) -> list[Stream]:
+    """Tiles of all tokens, or from 65 on of half of them; of shapes that differ in little else, those whose
+    weights are all on the way at once."""
     whole = max(16, triton.next_power_of_2(tokens))
-    lines = sorted({min(128, whole), min(128, max(16, whole // 2)), max(16, whole // 4)}, reverse=True)
-    if gated:
-        return [Stream(64, 1, t, 64, 4, gated=True, paired=True) for t in lines]
-    forms = itertools.product((64, 128), (1, 2, 4, 8), lines)
-    return [Stream(rows, parts, t, 64, 4, paired=True) for rows, parts, t in forms if rows + t < 256]
+    lines = [t for t in (whole, whole // 2) if t == whole or whole > 64]
+    forms = itertools.product((32, 64) if gated else (64,), (1,) if gated else (1, 2, 4, 6, 8), lines)
+    found = []
+    for (rows, parts, block_t), block_k in itertools.product(forms, (64, 128, 256)):
+        programs = outside // (rows * (1 + gated)) * parts * triton.cdiv(tokens, block_t)
+        shape = Stream(rows, parts, block_t, block_k, 4, gated=gated, paired=programs > _UNITS)
+        if programs < 48 or programs > 2 * _UNITS or not stream_linear.fits(shape, inside, outside):
+            continue
+        stages, chunks = shape.stages(inside), inside // block_k // parts
+        least = chunks if block_k == 256 else min(chunks, 4)
+        if (
+            stages >= least
+            and block_t <= (256 if gated else 128)
+            and (block_k > 64 or chunks <= 8 or stages < chunks)
+        ):
+            found.append(shape)
+    return found
 
 
 def _is_even(shape: Stream, tokens: int, inside: int, outside: int) -> bool:
@@ -102,8 +115,7 @@ def _is_even(shape: Stream, tokens: int, inside: int, outside: int) -> bool:
 def choose(tokens: int, inside: int, outside: int, gated: bool) -> Choice:
     """What a step takes."""
     units = machine.units(torch.device("cuda"))
-    small = fused_linear.shape_for(tokens, inside, outside)
-    return small or fused_linear.stream_for(tokens, inside, outside, gated, units)
+    return fused_linear.stream_for(tokens, inside, outside, gated, units)
 
 
 def say(report: dict[str, Any], table: str, **row: Any) -> None:
@@ -114,21 +126,17 @@ def say(report: dict[str, Any], table: str, **row: Any) -> None:
 def label(shape: Choice) -> str:
     if shape is None:
         return "library"
-    if isinstance(shape, Stream):
-        kind = ("gated " if shape.gated else "") + ("paired " if shape.paired else "")
-        work = f"{shape.rows} x {shape.block_k} in {shape.parts}"
-        return f"stream {kind}{work}, {shape.block_t} tokens, {shape.warps} warps"
-    kind = "held" if shape.held else f"in {shape.stages} stages"
-    tile = f"{shape.block_n}x{shape.block_k}x{shape.chunks}"
-    return f"{tile}, {shape.block_t} tokens, {shape.warps} warps, {kind}"
+    kind = ("gated " if shape.gated else "") + ("paired " if shape.paired else "")
+    work = f"{shape.rows} x {shape.block_k} in {shape.parts}"
+    return f"{kind}{work}, {shape.block_t} tokens, {shape.warps} warps"
 
 
-def named(shape: Shape | Stream, weight: tuple[int, int]) -> str:
+def named(shape: Stream, weight: tuple[int, int]) -> str:
     """What tells apart the cases to check."""
     return f"{label(shape)} of {weight[0]} x {weight[1]}"
 
 
-def fault(inside: int, outside: int, shape: Shape | Stream) -> str:
+def fault(inside: int, outside: int, shape: Stream) -> str:
     """What is wrong with a candidate: its error against float64, tokens filling no tile, or its failure."""
     tokens = shape.block_t - 3 + shape.block_t // 128 * shape.block_t
     x = torch.randn((tokens, inside), device="cuda", dtype=DTYPE)
@@ -137,10 +145,10 @@ def fault(inside: int, outside: int, shape: Shape | Stream) -> str:
         parts = _product(x, weight, shape)
         again = _product(x, weight, shape)
         torch.cuda.synchronize()
-    except (RuntimeError, triton.runtime.errors.OutOfResources, triton.CompilationError) as error:
-        return str(error).splitlines()[0]
+    except (RuntimeError, triton.runtime.errors.OutOfResources, triton.CompilationError) as failure:
+        return str(failure).splitlines()[0]
     wanted = x.double() @ weight.double().T
-    if isinstance(shape, Stream) and shape.gated:
+    if shape.gated:
         wanted = F.silu(wanted[:, : outside // 2]) * wanted[:, outside // 2 :]
     if not torch.equal(parts, again):
         return "differs between runs"
@@ -204,20 +212,17 @@ class Chain:
 def _product(x: Tensor, weight: Tensor, shape: Choice) -> Tensor:
     if shape is None:
         return F.linear(x, weight)
-    if isinstance(shape, Stream):
-        return stream_linear.stream_linear(x, weight, None, shape)
-    return split_linear.split_linear(x, weight, None, shape)
+    return stream_linear.stream_linear(x, weight, None, shape)
 
 
-def check(out: Path, share: str) -> None:
+def check(out: Path, size: Sizes, numbers: Sequence[int], share: str) -> None:
     """Every n-th candidate, compiled and compared with float64; the right ones' names go to out."""
     first, every = map(int, share.split("/"))
-    cases: dict[str, tuple[int, int, Shape | Stream]] = {}
-    for size in MODELS.values():
-        for tokens, (name, weight) in itertools.product(size.tokens, size.products().items()):
-            for shape in candidates(tokens, *weight, name == "gate_up"):
-                if shape is not None:
-                    cases[named(shape, weight)] = (*weight, shape)
+    cases: dict[str, tuple[int, int, Stream]] = {}
+    for tokens, (name, weight) in itertools.product(numbers, size.products().items()):
+        for shape in candidates(tokens, *weight, name == "gate_up"):
+            if shape is not None:
+                cases[named(shape, weight)] = (*weight, shape)
     right = []
     for name, case in sorted(cases.items())[first::every]:
         wrong = fault(*case)
@@ -239,16 +244,17 @@ def compare(
         library, chosen = chain.us(tokens, {}), chain.us(tokens, choice)
         for name in ("gate_up", "down", "qkv", "out"):
             weight = products[name]
-            alone, inside = {}, {}
+            alone: dict[str, float] = {}
+            inside: dict[str, float] = {}
             for shape in (None, *candidates(tokens, *weight, name == "gate_up")):
                 known = shape is None or named(shape, weight) in right
                 if not known or time.monotonic() > end:
                     continue
-                alone[label(shape)] = round(chain.alone_us(tokens, name, shape), 2)
                 inside[label(shape)] = round(chain.us(tokens, {**choice, name: shape}), 2)
                 if inside[label(shape)] == min(inside.values()):
                     best = shape
             if inside:
+                alone = {label(s): round(chain.alone_us(tokens, name, s), 2) for s in (choice[name], best)}
                 choice[name] = best
             say(report, "product", size=size, tokens=tokens, product=name, chosen=label(choice[name]),
                 alone_us=alone, layer_us=inside)  # fmt: skip
@@ -267,14 +273,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="no further timing after these")
     options = parser.parse_args()
     torch.manual_seed(0)
+    numbers = options.tokens or MODELS[options.size].tokens
     if options.check:
-        check(options.out, options.check)
+        check(options.out, MODELS[options.size], numbers, options.check)
         return
     report: dict[str, Any] = {}
     versions = {"torch": torch.__version__, "triton": triton.__version__}
     say(report, "machine", device=torch.cuda.get_device_name(), **versions)
     right = {name for path in options.checked if path.exists() for name in json.loads(path.read_text())}
-    compare(report, options.size, options.tokens or MODELS[options.size].tokens, right, options.seconds)
+    compare(report, options.size, numbers, right, options.seconds)
     options.out.write_text(json.dumps(report, indent=1))
 
 

@@ -183,15 +183,15 @@ def main() -> None:
     parser.add_argument("--graphs", default="auto")
     parser.add_argument("--no-overlap", action="store_true", help="kernels wait for the whole one before")
     parser.add_argument("--small-tokens", type=int, default=small_linear.MOST_TOKENS)
-    parser.add_argument("--split-tokens", type=int, default=fused_linear.MOST_TOKENS)
-    parser.add_argument("--streamed-tokens", type=int, default=fused_linear.MOST_STREAMED_TOKENS)
+    parser.add_argument("--library", action="store_true", help="the library's products")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--profile", type=int, nargs="*", default=[1, 32, 256])
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     machine.OVERLAP = not options.no_overlap
-    small_linear.MOST_TOKENS, fused_linear.MOST_TOKENS = options.small_tokens, options.split_tokens
-    fused_linear.MOST_STREAMED_TOKENS = options.streamed_tokens
+    small_linear.MOST_TOKENS = options.small_tokens
+    if options.library:
+        fused_linear.MOST_TOKENS = fused_linear.MOST_STREAMED_TOKENS = 0
     started = time.perf_counter()
     settings = read_settings(
         ["--model", options.model, "--load-format", "dummy", "--dtype", "bfloat16",

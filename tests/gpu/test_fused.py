@@ -10,8 +10,8 @@ from paged_kernels.testing import relative_error
 from paged_kernels.triton_impl import fused_linear
 from tests.fixtures.expert_cases import expert_errors
 from tests.fixtures.fused_cases import fused_errors, step_input_mismatches
+from tests.fixtures.part_cases import part_errors
 from tests.fixtures.sampling_cases import filter_mismatches, likelihood_errors, sampling_mismatches
-from tests.fixtures.split_cases import split_errors
 from tests.fixtures.stream_cases import stream_errors
 from tests.gpu.compiled_first import compiled_first
 
@@ -43,9 +43,9 @@ def test_fused_kernels_equal_their_references(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_products_in_parts_and_their_readers_equal_their_references(dtype: torch.dtype) -> None:
-    errors = compiled_first(lambda: split_errors("cuda", dtype))
-    assert len(errors) > 30
+def test_readers_of_products_in_parts_equal_their_references(dtype: torch.dtype) -> None:
+    errors = compiled_first(lambda: part_errors("cuda", dtype))
+    assert len(errors) == 20
     assert not {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]}
 
 
@@ -64,24 +64,28 @@ on_hopper = pytest.mark.skipif(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_streamed_products_equal_float64(dtype: torch.dtype) -> None:
     errors = compiled_first(lambda: stream_errors("cuda", dtype))
-    assert len(errors) == 27
+    assert len(errors) == 48
     assert not {name: error for name, error in errors.items() if not error < TOLERANCE[dtype]}
 
 
 @on_hopper
-@pytest.mark.parametrize("tokens", [3, 16, 17, 32, 48, 64, 96, 128, 192, 256])
-def test_chosen_products_equal_float64(tokens: int) -> None:
+@pytest.mark.parametrize("tokens", [1, 3, 16, 17, 32, 48, 64, 65, 96, 128, 192, 256])
+def test_small_products_equal_float64(tokens: int) -> None:
     """With the weights of Qwen3-0.6B: qkv, out, gate and up, down."""
     generator = torch.Generator().manual_seed(tokens)
     for inside, outside in ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024)):
         x = torch.randn((tokens, inside), generator=generator).bfloat16().cuda()
-        weight = torch.randn((outside, inside), generator=generator).bfloat16().cuda()
+        weight = torch.randn((outside, inside), generator=generator).bfloat16().cuda() / inside**0.5
         parts = fused_linear.linear(x, weight)
-        assert (parts.dim() == 2) == (tokens > 128 and outside == 6144)
-        parts = parts.view(-1, tokens, outside)
-        error = relative_error(parts.double().sum(0), x.double() @ weight.double().T)
+        assert parts.dim() == 3
+        wanted = x.double() @ weight.double().T
+        error = relative_error(parts.double().sum(0), wanted)
         assert error < (1e-5 if parts.shape[0] > 1 else 5e-3)
-        assert torch.equal(fused_linear.linear(x, weight).view_as(parts), parts)
+        assert torch.equal(fused_linear.linear(x, weight), parts)
+        gated, half = fused_linear.gated_linear(x, weight), outside // 2
+        expected = torch.nn.functional.silu(wanted[:, :half]) * wanted[:, half:]
+        assert relative_error(gated, expected) < 1e-2
+        assert torch.equal(fused_linear.gated_linear(x, weight), gated)
 
 
 @on_hopper

@@ -20,6 +20,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.timeout(600),
 ]
+on_hopper = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+    reason="streamed only on Hopper",
+)
 
 
 def runner(folder: Path, dtype: str, graphs: str) -> ModelRunner:
@@ -66,25 +70,24 @@ def test_rows_that_attend_together_give_the_tokens_of_rows_that_do_not(tmp_path:
         assert prefix_outputs(prefix_runner(folder, "bfloat16", "on"), 288, 5) == eager
 
 
+@on_hopper
 def test_a_replay_of_products_in_parts_is_the_eager_pass_on_the_same_padded_step(tmp_path: Path) -> None:
     shape = TinyShape("qwen3", seed=8, hidden=512, heads=8, kv_heads=4, head_dim=64, intermediate=1024)
-    for weight in ((512, 1024), (512, 512), (512, 2048), (1024, 512)):
-        assert fused_linear.shape_for(6, *weight) is not None
+    for inside, outside in ((512, 1024), (512, 512), (512, 2048), (1024, 512)):
+        stream = fused_linear.stream_for(6, inside, outside, outside == 2048, 132)
+        assert stream is not None
+        assert stream.gated or stream.parts > 1
     folder = write_tiny_model(tmp_path / "wide", shape)
     eager = all_outputs(runner(folder, "bfloat16", "padded, eager"), 5)
     assert all_outputs(runner(folder, "bfloat16", "on"), 5) == eager
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
-    reason="streamed only on Hopper",
-)
-def test_a_replay_of_streamed_products_is_the_eager_pass_on_the_same_padded_step(
+@on_hopper
+def test_a_replay_of_products_of_large_weights_is_the_eager_pass_on_the_same_padded_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the kernels of large weights for small ones, on the multiprocessors that those would fill."""
-    monkeypatch.setattr(fused_linear, "MOST_TOKENS", 0)
-    monkeypatch.setattr(fused_linear, "_FEWEST_STREAMED", 0)
+    monkeypatch.setattr(fused_linear, "_MOST_SMALL", 0)
     monkeypatch.setattr(machine, "units", lambda _device: 8)
     fused_linear.stream_for.cache_clear()
     try:

@@ -17,7 +17,7 @@ _ACTIVATION_TILE = 1024
 
 @triton.jit
 def sum_parts(source, mask, part_stride, parts: tl.constexpr):
-    """The float32 sum of a product's parts (see split_linear), first to last, or the product itself."""
+    """The float32 sum of a product's parts (see stream_linear), first to last, or the product itself."""
     total = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     for part in tl.static_range(1, parts):
         total += tl.load(source + part_stride.to(tl.int64) * part, mask=mask, other=0.0).to(tl.float32)

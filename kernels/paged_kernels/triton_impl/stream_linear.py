@@ -33,8 +33,9 @@ _SHARED_BYTES = 232448 - 1024
 class Stream:
     """A program's share: `rows` output features, a 1 / parts of the input features, block_t tokens.
 
-    gated: `rows` features of gate and the same of up, and the product is silu(gate) * up. paired: a program
-    takes half a multiprocessor's shared memory, so that two run there.
+    gated: `rows` features of gate and the same of up, and the product is silu(gate) * up; of 32 features
+    both share a tile of the matrix units. paired: a program takes half a multiprocessor's shared memory, so
+    that two run there.
     """
 
     rows: int
@@ -68,24 +69,28 @@ def _wait_for_dependencies():
 
 
 @gluon.jit
-def _fetch_weights(
-    weight, gates, ups, bars, stage, row, up_row, start,
-    bytes_a_stage: gl.constexpr, gated: gl.constexpr,
+def _fetch_chunk(
+    weight, gates, ups, bars, stage, row, out_features, start,
+    rows: gl.constexpr, bytes_a_stage: gl.constexpr, gated: gl.constexpr, joint: gl.constexpr,
 ):
     """Asks for one chunk of the weights; its barrier also waits for the tokens' bytes."""
     mbarrier.expect(bars.index(stage), bytes_a_stage)
-    _fetch(weight, [row, start], bars.index(stage), gates.index(stage))
-    if gated:
-        _fetch(weight, [up_row, start], bars.index(stage), ups.index(stage))
+    if joint:
+        _fetch(weight, [row, start], bars.index(stage), gates.index(stage).slice(0, rows))
+        _fetch(weight, [row + out_features, start], bars.index(stage), gates.index(stage).slice(rows, rows))
+    else:
+        _fetch(weight, [row, start], bars.index(stage), gates.index(stage))
+        if gated:
+            _fetch(weight, [row + out_features, start], bars.index(stage), ups.index(stage))
 
 
 @gluon.jit
-def _multiply(gate, up, values, acc, up_acc, gated: gl.constexpr):
+def _multiply(gates, ups, values, stage, acc, up_acc, gated: gl.constexpr):
     """Sets the matrix units to work on one chunk, and waits until they have done with the one before."""
-    right = values.permute((1, 0))
-    acc = warpgroup_mma(gate, right, warpgroup_mma_init(acc), is_async=True)
+    right = values.index(stage).permute((1, 0))
+    acc = warpgroup_mma(gates.index(stage), right, warpgroup_mma_init(acc), is_async=True)
     if gated:
-        up_acc = warpgroup_mma(up, right, warpgroup_mma_init(up_acc), is_async=True)
+        up_acc = warpgroup_mma(ups.index(stage), right, warpgroup_mma_init(up_acc), is_async=True)
         acc, up_acc = warpgroup_mma_wait(num_outstanding=2, deps=[acc, up_acc])
     else:
         acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])
@@ -101,6 +106,22 @@ def _finish(acc, up_acc, gated: gl.constexpr):
     else:
         acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
     return acc
+
+
+@gluon.jit
+def _silu_mul(acc, rows: gl.constexpr):
+    """silu(gate) * up [rows, block_t] of a tile that holds gate above up.
+
+    They pass through shared memory, for the matrix units give rows 32 apart to different warps.
+    """
+    threads: gl.constexpr = rows // 4
+    layout: gl.constexpr = gl.BlockedLayout([4, 1], [threads, 32 // threads], [1, gl.num_warps()], [0, 1])
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
+    passed = gl.allocate_shared_memory(gl.float32, [2 * rows, acc.shape[1]], plain)
+    passed.store(acc)
+    _barrier()
+    gate, up = passed.slice(0, rows).load(layout), passed.slice(rows, rows).load(layout)
+    return gate / (1.0 + gl.exp(-gate)) * up
 
 
 @gluon.jit
@@ -126,53 +147,61 @@ def _store(
 def _stream_kernel(
     out, x, weight, bias, tokens, chunks, out_features,
     rows: gl.constexpr, block_t: gl.constexpr, block_k: gl.constexpr, stages: gl.constexpr,
-    gated: gl.constexpr, biased: gl.constexpr, overlap: gl.constexpr,
+    held: gl.constexpr, gated: gl.constexpr, biased: gl.constexpr, overlap: gl.constexpr,
 ):
     """Grid (feature tiles, parts, token tiles). x [T, K] and weight [N, K] are tensor descriptors.
 
-    While the matrix units work on a chunk, the one before it makes room for another.
+    While the matrix units work on a chunk, the one before it makes room for another. held: there is a stage
+    for each chunk, and nothing makes room.
     """
+    joint: gl.constexpr = gated and rows < 64
+    apart: gl.constexpr = gated and not joint
+    tile: gl.constexpr = 64 if joint else rows
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, block_t, 16])
     if overlap:
         _launch_dependents()
-    gates = gl.allocate_shared_memory(x.dtype, [stages, rows, block_k], weight.layout)
+    gates = gl.allocate_shared_memory(x.dtype, [stages, tile, block_k], weight.layout)
     ups = gates
-    if gated:
+    if apart:
         ups = gl.allocate_shared_memory(x.dtype, [stages, rows, block_k], weight.layout)
     values = gl.allocate_shared_memory(x.dtype, [stages, block_t, block_k], x.layout)
     bars = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(stages):
         mbarrier.init(bars.index(stage), count=1)
 
-    tall: gl.constexpr = rows * 2 if gated else rows
-    bytes_a_stage: gl.constexpr = (tall + block_t) * block_k * 2
+    size: gl.constexpr = ((rows * 2 if gated else rows) + block_t) * block_k * 2
     row, line = gl.program_id(0) * rows, gl.program_id(2) * block_t
-    up_row = row + out_features
     first = gl.program_id(1) * chunks // gl.num_programs(1)
     count = (gl.program_id(1) + 1) * chunks // gl.num_programs(1) - first
     for stage in gl.static_range(stages):
         start = (first + stage) * block_k
-        _fetch_weights(weight, gates, ups, bars, stage, row, up_row, start, bytes_a_stage, gated)
+        _fetch_chunk(weight, gates, ups, bars, stage, row, out_features, start, rows, size, gated, joint)
     if overlap:
         _wait_for_dependencies()
     for stage in gl.static_range(stages):
         _fetch(x, [line, (first + stage) * block_k], bars.index(stage), values.index(stage))
 
-    acc = gl.zeros([rows, block_t], gl.float32, layout)
+    acc = gl.zeros([tile, block_t], gl.float32, layout)
     up_acc = acc
-    for chunk in range(count):
-        current = chunk % stages
-        mbarrier.wait(bars.index(current), chunk // stages & 1)
-        gate, up = gates.index(current), ups.index(current)
-        acc, up_acc = _multiply(gate, up, values.index(current), acc, up_acc, gated)
-        _barrier()  # all warps have done with the chunk before
-        later = chunk - 1 + stages
-        if (chunk > 0) & (later < count):
-            freed, place = later % stages, (first + later) * block_k
-            _fetch_weights(weight, gates, ups, bars, freed, row, up_row, place, bytes_a_stage, gated)
-            _fetch(x, [line, place], bars.index(freed), values.index(freed))
-    acc = _finish(acc, up_acc, gated)
+    if held:
+        for chunk in gl.static_range(stages):
+            mbarrier.wait(bars.index(chunk), 0)
+            acc, up_acc = _multiply(gates, ups, values, chunk, acc, up_acc, apart)
+    else:
+        for chunk in range(count):
+            current = chunk % stages
+            mbarrier.wait(bars.index(current), chunk // stages & 1)
+            acc, up_acc = _multiply(gates, ups, values, current, acc, up_acc, apart)
+            _barrier()  # all warps have done with the chunk before
+            later = chunk - 1 + stages
+            if (chunk > 0) & (later < count):
+                freed, at = later % stages, (first + later) * block_k
+                _fetch_chunk(weight, gates, ups, bars, freed, row, out_features, at, rows, size, gated, joint)
+                _fetch(x, [line, at], bars.index(freed), values.index(freed))
+    acc = _finish(acc, up_acc, apart)
     _barrier()  # all warps have done with shared memory, which the results pass through
+    if joint:
+        acc = _silu_mul(acc, rows)
     part = out + gl.program_id(1).to(gl.int64) * tokens * out_features
     _store(part, acc, bias, row, line, tokens, out_features, rows, block_t, biased)
 # fmt: on
@@ -204,7 +233,7 @@ def stream_linear(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Stream)
     out = x.new_empty(
         (shape.parts, tokens, out_features), dtype=torch.float32 if shape.parts > 1 else x.dtype
     )
-    overlap = machine.overlaps(x.device)
+    stages, overlap = shape.stages(in_features), machine.overlaps(x.device)
     _stream_kernel[(out_features // shape.rows, shape.parts, triton.cdiv(tokens, shape.block_t))](
         out,
         _descriptor(x, shape.block_t, shape.block_k),
@@ -216,7 +245,8 @@ def stream_linear(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Stream)
         shape.rows,
         shape.block_t,
         shape.block_k,
-        shape.stages(in_features),
+        stages,
+        in_features == stages * shape.block_k * shape.parts,
         shape.gated,
         bias is not None,
         overlap,

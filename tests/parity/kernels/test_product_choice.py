@@ -1,26 +1,27 @@
-"""Which products are cut into parts: by tokens and sizes, and only where the copy engine can read them."""
+"""Which products are streamed: by tokens and sizes, and only where the copy engine can read them."""
 
 import pytest
 import torch
 
-from paged_kernels.triton_impl import fused_linear, machine, norms, split_linear, stream_linear
-from paged_kernels.triton_impl.split_linear import Shape
+from paged_kernels.triton_impl import fused_linear, machine, norms, stream_linear
 
 SMALL = {"qkv": (1024, 4096), "out": (2048, 1024), "gate_up": (1024, 6144), "down": (3072, 1024)}
 LARGE = {"qkv": (4096, 6144), "out": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}
 
 
-@pytest.mark.parametrize("tokens", [3, 16, 17, 33, 64, 65, 128, 129, 256])
-def test_weights_that_fit_the_multiprocessors_are_cut_and_large_ones_are_not(tokens: int) -> None:
+@pytest.mark.parametrize("tokens", [1, 16, 17, 33, 64, 65, 128, 129, 256])
+def test_small_weights_are_streamed_in_equal_parts_by_half_the_multiprocessors_or_more(tokens: int) -> None:
+    found = {}
     for name, (inside, outside) in SMALL.items():
-        shape = fused_linear.shape_for(tokens, inside, outside)
-        if name == "gate_up" and tokens > 128:
-            assert shape is None
-            continue
-        assert shape is not None
-        assert split_linear.fits(shape, inside, outside)
-        assert shape.block_t >= min(tokens, 128)
-    assert not any(fused_linear.shape_for(tokens, *weight) for weight in LARGE.values())
+        stream = fused_linear.stream_for(tokens, inside, outside, name == "gate_up", 132)
+        assert stream is not None
+        assert stream_linear.fits(stream, inside, outside)
+        assert inside % (stream.parts * stream.block_k) == 0
+        assert stream.stages(inside) >= min(4, inside // stream.block_k // stream.parts)
+        programs = outside // (stream.rows * (1 + stream.gated)) * stream.parts
+        found[name] = stream.parts, programs * -(-tokens // stream.block_t)
+    parts = {"out": (2, 64), "down": (3, 96)} if tokens > 128 else {"out": (4, 64), "down": (6, 96)}
+    assert found == {"qkv": (1, 128 if tokens > 128 else 64), "gate_up": (1, 96)} | parts
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 17, 33, 64, 65, 128])
@@ -40,41 +41,17 @@ def test_large_weights_are_streamed_in_equal_shares_of_all_multiprocessors(token
     assert programs == (expected if tokens > 64 else expected | {"qkv": 96})
 
 
-def test_small_and_uneven_weights_and_more_tokens_are_not_streamed() -> None:
+def test_uneven_weights_and_more_tokens_are_not_streamed() -> None:
     for name, weight in SMALL.items():
-        assert fused_linear.stream_for(8, *weight, name == "gate_up", 132) is None
+        assert fused_linear.stream_for(257, *weight, name == "gate_up", 132) is None
+    assert fused_linear.stream_for(8, 1024, 1000, False, 132) is None
+    assert fused_linear.stream_for(8, 1000, 1024, False, 132) is None
+    assert fused_linear.stream_for(8, 1024, 2 * 1040, True, 132) is None
     for name, weight in LARGE.items():
         assert fused_linear.stream_for(129, *weight, name == "gate_up", 132) is None
     assert fused_linear.stream_for(8, 4096, 28672, True, 160) is None  # 48 of 160 would have nothing
     assert fused_linear.stream_for(8, 4104, 4096, False, 132) is None
     assert fused_linear.stream_for(8, 4096, 4104, False, 132) is None
-
-
-def test_more_tokens_and_sizes_that_no_shape_divides_take_the_library() -> None:
-    assert fused_linear.shape_for(257, *SMALL["out"]) is None
-    assert fused_linear.shape_for(8, 576, 960) is None
-    assert fused_linear.shape_for(8, 1024, 1000) is None
-
-
-def test_parts_are_asked_of_a_16_bit_hopper_and_of_aligned_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
-
-    def record(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, shape: Shape
-    ) -> torch.Tensor:
-        taken.append(shape)
-        return x
-
-    monkeypatch.setattr(split_linear, "split_linear", record)
-    weight, x = torch.zeros((64, 512), dtype=torch.bfloat16), torch.zeros((4, 512), dtype=torch.bfloat16)
-    assert fused_linear.linear(x, weight).shape == (4, 64)
-    monkeypatch.setattr(machine, "capability", lambda _device: (9, 0))
-    fused_linear.linear(x.float(), weight.float())
-    fused_linear.linear(torch.zeros((4, 517), dtype=torch.bfloat16)[:, :512], weight)
-    fused_linear.linear(torch.zeros(4 * 512 + 1, dtype=torch.bfloat16)[1:].view(4, 512), weight)
-    assert not taken
-    fused_linear.linear(x, weight)
-    assert taken == [fused_linear.shape_for(4, 512, 64)]
 
 
 def test_streams_are_asked_of_a_16_bit_hopper_and_gated_ones_without_a_bias(
@@ -97,6 +74,8 @@ def test_streams_are_asked_of_a_16_bit_hopper_and_gated_ones_without_a_bias(
     assert not taken
     monkeypatch.setattr(machine, "capability", lambda _device: (9, 0))
     fused_linear.gated_linear(x.float(), weight.float())
+    fused_linear.linear(torch.zeros((3, 1157), dtype=torch.bfloat16)[:, :1152], weight)
+    fused_linear.linear(torch.zeros(3 * 1152 + 1, dtype=torch.bfloat16)[1:].view(3, 1152), weight)
     assert not taken
     assert fused_linear.gated_linear(x, weight).shape == (3, 4096)
     assert [stream.gated for stream in taken] == [True]
