@@ -1,4 +1,4 @@
-"""Streamed products of a large and a small model compile for compute capability 9.0 by the installed Triton."""
+"""Streamed products of two models compile for compute capability 9.0 with the Triton that is installed."""
 
 from tests.fixtures.programs import told_by
 
