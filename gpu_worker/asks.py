@@ -55,13 +55,14 @@ class RowAsks:
         self._adjusted_until[row] = _FOR_EVER if lasts else given.min_tokens
         self.logprobs[row] = given.logprobs
         self._constrained[row] = bool(given.grammar)
-        self.anybody = self._anybody()
+        self.anybody = self.anybody or given.adjusts or bool(given.grammar) or given.logprobs >= 0
         if given.prompt_logprobs >= 0:
             self._prompts[row] = (given.prompt_logprobs, setup.prompt_ids)
 
     def release(self, rows: Int32Array) -> None:
-        self._adjusted[rows] = self._constrained[rows] = False
-        self.logprobs[rows] = -1
+        at = rows if len(rows) > 1 else int(rows[0])
+        self._adjusted[at] = self._constrained[at] = False
+        self.logprobs[at] = -1
         self.anybody = self.anybody and self._anybody()
         if self._prompts:
             for row in rows.tolist():

@@ -98,10 +98,11 @@ class RowTable:
         if not len(rows):
             return
         self._check_rows("released_rows", rows)
-        self.live[rows] = False
-        self.sampled[rows] = False
-        self._tables[rows] = -1
-        self._table_lens[rows] = 0
+        at = rows if len(rows) > 1 else int(rows[0])  # a number is several times cheaper an index
+        self.live[at] = False
+        self.sampled[at] = False
+        self._tables[at] = -1
+        self._table_lens[at] = 0
         self.asks.release(rows)
 
     def _set_up(self, setup: RowSetup) -> None:
@@ -200,8 +201,8 @@ class RowTable:
                 raise PlanError(name, f"{len(getattr(plan, name))} entries, query_lens add up to {tokens}")
         if not len(plan.rows):
             return
-        if int(plan.context_lens.max()) > limits.max_model_len:
-            longest = int(plan.context_lens.max())
+        longest = int(plan.context_lens[plan.context_lens.argmax()])
+        if longest > limits.max_model_len:
             raise PlanError("context_lens", f"{longest} tokens, max_model_len is {limits.max_model_len}")
         if np.count_nonzero(plan.context_lens < plan.query_lens):
             raise PlanError("context_lens", "shorter than the row's new tokens")
@@ -216,7 +217,7 @@ class RowTable:
     def _check_numbers(self, plan: Plan) -> None:
         """Token ids, positions, slots and samples, each for itself."""
         limits, ids = self.limits, plan.input_ids
-        if len(ids) and int((ids + _ONE).view(np.uint32).max()) > limits.vocab_size:  # below -1 is far above
+        if len(ids) and not _are_ids(ids, limits.vocab_size):
             bad = ids[(ids >= limits.vocab_size) | (ids < -1)][0]
             raise PlanError("input_ids", f"{int(bad)} is not a token id below {limits.vocab_size}")
         self._check_range("positions", plan.positions, limits.max_model_len)
@@ -261,6 +262,8 @@ class RowTable:
 
     def _check_live(self, name: str, rows: Int32Array) -> None:
         self._check_rows(name, rows)
+        if len(rows) == 1 and self.live[int(rows[0])]:
+            return
         live = self.live[rows]
         if np.count_nonzero(live) < len(rows):
             raise PlanError(name, f"row {int(rows[~live][0])} is not set up")
@@ -270,10 +273,23 @@ class RowTable:
         if len(values) == 1:
             if 0 <= int(values[0]) < limit:
                 return
-        elif not len(values) or int(values.view(np.uint32).max()) < limit:  # below zero is far above
+        elif not len(values) or _greatest(values) < limit:
             return
         bad = values[(values < 0) | (values >= limit)][0]
         raise PlanError(name, f"{int(bad)} is not in 0..{limit - 1}")
+
+
+def _are_ids(ids: Int32Array, vocab_size: int) -> bool:
+    """Whether each is an id or -1. A plan whose last is an id often has no -1: then one look is enough."""
+    if ids[-1] >= 0 and _greatest(ids) < vocab_size:
+        return True
+    return _greatest(ids + _ONE) <= vocab_size
+
+
+def _greatest(values: Int32Array) -> int:
+    """Of at least one value, those below zero taken as far above. argmax, for max goes through Python."""
+    unsigned = values.view(np.uint32)
+    return int(unsigned[unsigned.argmax()])
 
 
 def _refuse_twice(name: str, values: npt.NDArray[np.int32] | npt.NDArray[np.int64], what: str) -> None:

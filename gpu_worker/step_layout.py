@@ -80,8 +80,12 @@ class StepLayout:
         self._put(packed, "input_ids", plan.input_ids, 0)
         self._put(packed, "positions", plan.positions, 0)
         self._put(packed, "slot_mapping", plan.slot_mapping, -1)
-        owners = plan.rows if tokens == rows else plan.rows.repeat(plan.query_lens if rows > 1 else tokens)
-        self._put(packed, "owners", owners, scratch)
+        if rows == 1:
+            owners = self._part(packed, "owners")
+            owners[:tokens], owners[tokens:] = plan.rows, scratch
+        else:
+            owners = plan.rows if tokens == rows else plan.rows.repeat(plan.query_lens)
+            self._put(packed, "owners", owners, scratch)
         entered = self.enters(plan)
         self._put(packed, "table_rows", plan.table_rows if entered else _NONE, scratch)
         self._put(packed, "table_offsets", plan.table_offsets if entered else _NONE, 0)

@@ -156,8 +156,9 @@ def _query_lens(message: worker_pb2.StepPlan, rows: Int32Array) -> tuple[Int32Ar
         return np.ones(len(rows), np.int32), len(rows)
     query_lens = _array(message.query_lens, "query_lens")
     _same_length("query_lens", query_lens, "rows", rows)
-    if len(rows) and int(query_lens.min()) < 1:
-        raise PlanError("query_lens", f"{int(query_lens.min())} is below 1")
+    least = int(query_lens[query_lens.argmin()]) if len(rows) else 1
+    if least < 1:
+        raise PlanError("query_lens", f"{least} is below 1")
     return query_lens, int(query_lens.sum(dtype=np.int64))
 
 
@@ -196,8 +197,8 @@ def _positions(
 def implied_positions(query_lens: Int32Array, context_lens: Int32Array) -> Int32Array:
     """The last query_len positions of each row's context, end to end: int32 [sum(query_lens)]."""
     if len(query_lens) == 1:
-        positions: Int32Array = np.arange(query_lens[0], dtype=np.int32) + (context_lens - query_lens)
-        return positions
+        context = int(context_lens[0])
+        return np.arange(context - int(query_lens[0]), context, dtype=np.int32)
     if len(query_lens) == int(query_lens.sum()):
         return context_lens - 1
     ends = np.cumsum(query_lens, dtype=np.int32)

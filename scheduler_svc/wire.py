@@ -118,7 +118,7 @@ def _encode_batch(plan: StepPlan, previous: StepPlan | None, message: worker_pb2
         ends = plan.query_lens.cumsum(dtype=np.int32)
         tail, last_tokens = _tail_positions(plan, ends), ends - _ONE
     message.context_lens = arrays.encode(plan.context_lens)
-    if np.count_nonzero(plan.input_ids != SAMPLED_LAST):
+    if not _all_sampled_last(plan.input_ids):
         message.input_ids = arrays.encode(plan.input_ids)
     if not _equal(plan.positions, tail):
         message.positions = arrays.encode(plan.positions)
@@ -128,6 +128,11 @@ def _encode_batch(plan: StepPlan, previous: StepPlan | None, message: worker_pb2
     elif not (_equal(plan.sample_positions, last_tokens) and _equal(plan.sample_rows, plan.rows)):
         message.sample_positions = arrays.encode(plan.sample_positions)
         message.sample_rows = arrays.encode(plan.sample_rows)
+
+
+def _all_sampled_last(ids: Int32Array) -> bool:
+    """Whether no id is given. Given ones are a prompt's, whose tokens come last."""
+    return not ids.size or (ids[-1] == SAMPLED_LAST and not np.count_nonzero(ids != SAMPLED_LAST))
 
 
 def _equal(one: Int32Array, other: Int32Array) -> bool:
@@ -142,6 +147,9 @@ def _counting(count: int) -> Int32Array:
 
 def _tail_positions(plan: StepPlan, ends: Int32Array) -> Int32Array:
     """[T] the last query_len positions of each row's context. ends: [R] running sum of query_lens."""
+    if plan.rows.size == 1:
+        context = int(plan.context_lens[0])
+        return np.arange(context - int(plan.query_lens[0]), context, dtype=np.int32)
     shift = np.repeat(plan.context_lens - ends, plan.query_lens)
     return shift + np.arange(shift.size, dtype=np.int32)
 

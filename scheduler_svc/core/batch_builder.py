@@ -145,7 +145,7 @@ class BatchBuilder:
         positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
         ids = self._rows.history[chunk.row, chunk.start : chunk.end].copy()
         one = [np.array([value], np.int32) for value in (chunk.row, chunk.end - chunk.start, chunk.end)]
-        return (*one, ids, positions, self._rows.slots_of(chunk.row, positions))
+        return (*one, ids, positions, self._rows.slots_between(chunk.row, chunk.start, chunk.end))
 
     def _take_copies(self) -> Int32Array:
         if not self._copies:

@@ -54,6 +54,7 @@ class Rows:
         self.tail_key: UInt64Array = np.zeros((max_rows, 2), np.uint64)
         self.history: Int32Array = np.zeros((max_rows, _FIRST_COLUMNS), np.int32)
         self.table: Int32Array = np.zeros((max_rows, max(1, _FIRST_COLUMNS // block_size)), np.int32)
+        self._offsets: Int32Array = np.arange(block_size, dtype=np.int32)
         self._state = (
             self.known, self.scheduled, self.left, self.last, self.min_len, self.prompt_len, self.prefix_len,
             self.num_blocks, self.next_slot, self.room, self.caches, self.tail_uid, self.tail_key,
@@ -166,11 +167,12 @@ class Rows:
         """[num_blocks] the row's block table."""
         return self.table[row, : self.num_blocks[row]]
 
-    def slots_of(self, row: int, positions: Int32Array) -> Int32Array:
-        """[n] the slots of these positions of the row."""
-        logical = positions // self.block_size
-        slots: Int32Array = self.table[row, logical] * np.int32(self.block_size)
-        return slots + (positions - logical * self.block_size)
+    def slots_between(self, row: int, start: int, end: int) -> Int32Array:
+        """[end - start] the slots of these positions of the row, of its blocks from the first to the last."""
+        size = self.block_size
+        first, last = start // size, -(-end // size)
+        slots: Int32Array = self.table[row, first:last, None] * np.int32(size) + self._offsets
+        return slots.reshape(-1)[start - first * size : end - first * size]
 
     def without_room(self, rows: Int64Array) -> Int64Array:
         """Those of the rows whose last block is full."""

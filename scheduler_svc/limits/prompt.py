@@ -46,10 +46,10 @@ def id_array(field: str, ids: Sequence[int], limit: int, model: ModelFacts) -> I
     if not ids:
         raise refuse(field, "is empty", "EMPTY_PROMPT")
     at_most(field, len(ids), limit, "token ids")
-    array = np.array(ids, np.int64)
+    array = np.array(ids, np.uint32)
     place = int(array.argmax())
     token_id(f"{field}[{place}]", int(array[place]), model.vocab_size)
-    return array.astype(np.int32)
+    return array.view(np.int32)
 
 
 def check_prompt(ids: Int32Array, checked: CheckedRequest, limits: Limits, model: ModelFacts) -> None:
