@@ -26,14 +26,21 @@ def token_in(path: str) -> str:
 
 def require_writable(path: Path) -> None:
     """Raises ValueError where no file of this name can be begun, as far as can be seen without doing it."""
-    folder, why = path.parent, 0
-    if path.is_dir():
-        why = errno.EISDIR
-    elif path.exists() and not path.is_file():
-        why = 0 if os.access(path, os.W_OK) else errno.EACCES
-    elif not folder.is_dir():
-        why = errno.ENOTDIR if folder.exists() else errno.ENOENT
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        why = errno.EACCES
+    try:
+        why = _obstacle(path)
+    except OSError as error:
+        why = error.errno or errno.EACCES
     if why:
         raise ValueError(f"cannot be written: {os.strerror(why)}")
+
+
+def _obstacle(path: Path) -> int:
+    """The number of the error that writing would meet, 0 for none. Raises OSError."""
+    folder = path.parent
+    if path.is_dir():
+        return errno.EISDIR
+    if path.exists() and not path.is_file():
+        return 0 if os.access(path, os.W_OK) else errno.EACCES
+    if not folder.is_dir():
+        return errno.ENOTDIR if folder.exists() else errno.ENOENT
+    return 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES

@@ -110,13 +110,17 @@ def find_model(given: str | None) -> Path:
     """
     variable = os.environ.get("OCTAVO_MODEL")
     path = Path(given or variable or DEFAULT_MODEL)
-    if path.is_file() or (path / "config.json").is_file():
-        return path
-    what = "has no config.json" if path.is_dir() else "does not exist"
+    name = f"{'--model' if given else 'OCTAVO_MODEL' if variable else 'the default model'} {path}"
+    try:
+        if path.is_file() or (path / "config.json").is_file():
+            return path
+        what = "has no config.json" if path.is_dir() else "does not exist"
+    except OSError as error:
+        raise BadArgument(f"{name}: {error.strerror}", field="model") from None
     advice = f"{what}; `python -m gpu_worker.models.prepare --out {DEFAULT_MODEL}` makes one"
     if given or variable:
-        raise BadArgument(f"{'--model' if given else 'OCTAVO_MODEL'} {path}: {advice}", field="model")
-    raise FailedPrecondition(f"the default model {path} {advice}", field="model")
+        raise BadArgument(f"{name}: {advice}", field="model")
+    raise FailedPrecondition(f"{name} {advice}", field="model")
 
 
 def child_specs(options: StackOptions, socket: str) -> list[ChildSpec]:
