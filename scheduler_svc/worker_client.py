@@ -21,6 +21,7 @@ from octavo.logging import epoch_text
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.grammar_holds import GrammarHolds
 from scheduler_svc.plan_sender import LostSessionError, PlanSender, write
+from scheduler_svc.rivalry import Rivalry
 from scheduler_svc.session import Answer, Session
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ class WorkerClient:
         self._trace_steps = trace_steps
         self._reset = asyncio.Event()
         self._reset_reason = ""
-        self._last_sign = 0.0
+        self._last_sign = self._session_began = 0.0
+        self._rivalry = Rivalry()
         self._had_session = False
         self._ever_had_session = False
 
@@ -92,7 +94,7 @@ class WorkerClient:
         backoff = _FIRST_BACKOFF
         last_failure = ""
         while True:
-            self._had_session = is_loading = False
+            self._had_session = is_loading = taken_over = False
             try:
                 await self._connect_and_serve()
             except (LostSessionError, OctavoError, grpc.aio.AioRpcError, TimeoutError, OSError) as error:
@@ -100,11 +102,22 @@ class WorkerClient:
                 if failure != last_failure and not self._had_session:  # a lost session has been told
                     self._say_absent(error, failure)
                 last_failure = failure
-                is_loading = isinstance(error, grpc.aio.AioRpcError) and reason_of(error) == "LOADING"
+                reason = reason_of(error) if isinstance(error, grpc.aio.AioRpcError) else ""
+                is_loading, taken_over = reason == "LOADING", reason == "STALE_EPOCH"
             if self._had_session:
                 backoff, last_failure, self._ever_had_session = _FIRST_BACKOFF, "", True
+                await self._yield_to_rivals(taken_over)
             await asyncio.sleep(_LOADING_PAUSE if is_loading else backoff)
             backoff = _FIRST_BACKOFF if is_loading else min(backoff * 2, _LAST_BACKOFF)
+
+    async def _yield_to_rivals(self, taken_over: bool) -> None:
+        pause = self._rivalry.ended(taken_over, self._clock() - self._session_began)
+        if self._rivalry.has_begun:
+            _log.warning(
+                "another scheduler takes the worker at %s from this one: give each a worker of its own",
+                self._settings.address,
+            )
+        await asyncio.sleep(pause)
 
     def _say_absent(self, error: Exception, failure: str) -> None:
         """A worker that has yet to come is no trouble: it loads its model for longer than this service."""
@@ -193,7 +206,7 @@ class WorkerClient:
     ) -> None:
         """Runs the session until one of its tasks says why it is over."""
         self._reset.clear()
-        self._last_sign = self._clock()
+        self._last_sign = self._session_began = self._clock()
         self._had_session = True
         ids = {"session_id": epoch_text(session.session_id), "epoch": epoch_text(session.epoch)}
         _log.info("session with the worker at %s", self._settings.address, extra=ids)
