@@ -51,7 +51,11 @@ class Settings(ProgramSettings):
     )
     max_num_batched_tokens: int = Field(2048, ge=1, le=1 << 20, description="new tokens of a step")
     max_num_seqs: int = Field(256, ge=1, le=1 << 16, description="rows of a step")
-    max_model_len: int | None = Field(None, ge=1, description="longest context; default: the model's limit")
+    max_model_len: int | None = Field(
+        None,
+        ge=2,
+        description="longest context, a prompt and an output token at least; default: the model's limit",
+    )
     kernel_backend: Literal["auto", "torch", "triton", "cpu"] = Field(
         "auto", description="who runs the paged kernels"
     )

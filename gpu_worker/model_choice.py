@@ -15,7 +15,8 @@ from gpu_worker.models.registry import ModelConfig, ModelShape, parse_config
 def choose(settings: Settings, files: ModelFiles) -> tuple[ModelShape, str]:
     """The model's shape, and why transformers runs it: empty where our decoder does.
 
-    Raises ModelError with the reasons of both where neither can.
+    Raises ModelError with the reasons of both where neither can, and SettingsError where the one that was
+    asked for by name cannot.
     """
     why = "asked for by name"
     if settings.model_impl != "transformers":
@@ -23,7 +24,7 @@ def choose(settings: Settings, files: ModelFiles) -> tuple[ModelShape, str]:
             return _shortened(settings, parse_config(files.config, files.generation)), ""
         except UnsupportedModelError as error:
             if settings.model_impl == "octavo":
-                raise
+                raise SettingsError(str(error), "model_impl") from error
             why = f"the decoder lacks it: {error}"
     from gpu_worker.models import transformers_model
 
@@ -31,7 +32,7 @@ def choose(settings: Settings, files: ModelFiles) -> tuple[ModelShape, str]:
         return transformers_model.examine(files, settings.num_layers), why
     except ModelError as error:
         if settings.model_impl == "transformers":
-            raise
+            raise SettingsError(str(error), "model_impl") from error
         raise ModelError(f"{why.removeprefix('the decoder lacks it: ')}; and {error}") from error
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from gpu_worker.attention import AttentionCall, StepAttention
-from gpu_worker.errors import ModelError
+from gpu_worker.errors import ModelError, SettingsError
 from gpu_worker.models.attention_hook import IMPLEMENTATIONS, Way, calls_go_to, mask_for
 from gpu_worker.models.config_json import eos_ids, refuse_code, stored_dtype
 from gpu_worker.models.loader import GgufSource, ModelFiles
@@ -97,7 +97,7 @@ def _read_config(files: ModelFiles, num_layers: int | None) -> Any:
     _refuse_rope(getattr(text, "rope_parameters", None) or {})
     if num_layers is not None:
         if num_layers > text.num_hidden_layers:
-            raise ModelError(f"num_layers: {num_layers}, the model has {text.num_hidden_layers}")
+            raise SettingsError(f"must be at most {text.num_hidden_layers}, the model's layers", "num_layers")
         text.num_hidden_layers = num_layers
     return config
 

@@ -88,7 +88,9 @@ def test_who_runs_is_chosen_and_said(gpt2: Path) -> None:
     assert "GPT2LMHeadModel" in layers.why
     assert loaded.capacity.kv_dtype == "float32"
     assert list(loaded.capacity.eos_token_ids) == [0, 2]
-    with pytest.raises(ModelError, match=r"architectures: \['GPT2LMHeadModel'\] is not supported"):
+    with pytest.raises(
+        SettingsError, match=r"--model-impl: architectures: \['GPT2LMHeadModel'\] is not suppo"
+    ):
         examine(settings_of(gpt2, "--model-impl", "octavo"))
     with pytest.raises(SettingsError, match="--quantize: needs the compiled CPU layers"):
         examine(settings_of(gpt2, "--quantize", "int8"))
@@ -102,7 +104,7 @@ def test_random_weights_and_fewer_layers(gpt2: Path) -> None:
     assert (whole.config.num_layers, short.config.num_layers) == (2, 1)
     assert fingerprint(whole) != fingerprint(short)
     assert load(short).runner.decoder.weight_bytes > 0
-    with pytest.raises(ModelError, match="num_layers: 3, the model has 2"):
+    with pytest.raises(SettingsError, match="--num-layers: must be at most 2, the model's layers"):
         examine(settings_of(gpt2, "--load-format", "dummy", "--num-layers", "3"))
 
 

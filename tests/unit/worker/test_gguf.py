@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 
-from gpu_worker.errors import ModelError
+from gpu_worker.config import read_settings
+from gpu_worker.errors import ModelError, SettingsError
+from gpu_worker.loading import examine
 from gpu_worker.models.gguf import GgufFile
 from gpu_worker.models.gguf_reader import QuickReader, contents
 from gpu_worker.models.registry import parse_config
@@ -119,3 +121,13 @@ def test_a_vocabulary_that_passes_the_end_of_the_file_is_refused(tmp_path: Path)
     path.write_bytes(whole[: whole.index(b"tokenizer.ggml.tokens") + 200])
     with pytest.raises(ModelError, match="not a readable GGUF file"):
         GgufFile(path)
+
+
+def test_other_code_than_ours_is_refused_under_the_flag_that_asked_for_it(tmp_path: Path) -> None:
+    file = write_tiny_gguf(tmp_path / "m.gguf", SHAPES[0])
+    settings = read_settings(["--model", str(file), "--device", "cpu", "--model-impl", "transformers"])
+    with pytest.raises(SettingsError) as refused:
+        examine(settings)
+    assert refused.value.named(settings).startswith(
+        "--model-impl transformers: GGUF files are served by the dec"
+    )

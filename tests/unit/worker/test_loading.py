@@ -36,6 +36,10 @@ def settings_of(model: Path, *flags: str) -> Settings:
     ("flags", "words"),
     [
         (("--model", "/nonexistent"), "--model /nonexistent: is neither a folder nor a .gguf file"),
+        (
+            ("--model-impl", "transformers", "--num-layers", "9", "--load-format", "dummy"),
+            "--num-layers 9: must be at most 2, the model's layers",
+        ),
         (("--max-model-len", "5000"), "--max-model-len 5000: must be at most 2048, the model's limit"),
         (
             ("--num-layers", "9", "--load-format", "dummy"),
@@ -141,3 +145,9 @@ def test_activation_estimate_grows_with_the_step(tiny_llama: Path) -> None:
 def test_every_dtype_loads_and_runs_a_step(tiny_qwen3: Path, dtype: str) -> None:
     loaded = load(examine(settings_of(tiny_qwen3, "--dtype", dtype)))
     assert loaded.capacity.kv_dtype == dtype
+
+
+def test_a_context_without_room_for_an_answer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(["--model", "x", "--max-model-len", "1"])
+    assert "--max-model-len 1: must be a whole number of at least 2" in capsys.readouterr().err
