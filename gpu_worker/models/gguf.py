@@ -16,6 +16,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 
 from gpu_worker.errors import ModelError
+from gpu_worker.models.config_json import positive
 from gpu_worker.models.gguf_reader import QuickReader, contents
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -33,6 +34,7 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"
 _ROW_BYTES = 64 << 10
 _AHEAD = 2
@@ -46,7 +48,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         try:
             self._reader = QuickReader(path)
-        except (OSError, ValueError, IndexError) as error:
+        except (OSError, ValueError, LookupError, ArithmeticError) as error:
             raise ModelError(f"{path}: not a readable GGUF file ({error})") from error
         self.path = path
         self.architecture = str(self.field("general.architecture"))
@@ -64,7 +66,9 @@ class GgufFile:
 
     def config(self) -> dict[str, Any]:
         """The file's metadata as the keys of a Hugging Face config.json."""
-        heads, hidden = self._own("attention.head_count"), self._own("embedding_length")
+        heads, hidden = self._count("attention.head_count"), self._count("embedding_length")
+        if _EMBEDDING not in self._tensors:
+            raise ModelError(f"{self.path}: no tensor {_EMBEDDING}")
         config: dict[str, Any] = {
             "architectures": [ARCHITECTURES[self.architecture]],
             "model_type": self.architecture,
@@ -78,7 +82,7 @@ class GgufFile:
             "max_position_embeddings": self._own("context_length"),
             "rms_norm_eps": float(str(np.float32(self._own("attention.layer_norm_rms_epsilon")))),
             "rope_theta": self._own("rope.freq_base", 10000.0),
-            "vocab_size": int(self._tensors["token_embd.weight"].shape[1]),
+            "vocab_size": int(self._tensors[_EMBEDDING].shape[-1]),
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_q.bias" in self._tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in self._tensors,
@@ -94,6 +98,13 @@ class GgufFile:
         if value is None:
             raise ModelError(f"{self.path}: metadata {self.architecture}.{key} is missing")
         return value
+
+    def _count(self, key: str) -> int:
+        name, value = f"{self.architecture}.{key}", self._own(key)
+        try:
+            return positive({name: value}, name)
+        except ModelError as error:
+            raise ModelError(f"{self.path}: metadata {error}") from None
 
     def _rope_scaling(self) -> dict[str, Any] | None:
         if ROPE_FACTORS in self._tensors:

@@ -50,7 +50,7 @@ class QuickReader(GGUFReader):
         try:
             for _ in range(count):
                 end += _LENGTH_BYTES + struct.unpack_from(order, view, end)[0]
-        except struct.error as error:
+        except (struct.error, OverflowError) as error:
             raise ValueError(f"an array of {count} strings passes the end of the file") from error
         run = np.asarray(self.data[begin:end]).view(_Whole)
         run.length_format = order

@@ -1,5 +1,6 @@
 """GGUF files: metadata, names, layout and quantisation come back as the original checkpoint."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +122,33 @@ def test_a_vocabulary_that_passes_the_end_of_the_file_is_refused(tmp_path: Path)
     path.write_bytes(whole[: whole.index(b"tokenizer.ggml.tokens") + 200])
     with pytest.raises(ModelError, match="not a readable GGUF file"):
         GgufFile(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (b"token_embd.weight", b"token_embX.weight", r"m\.gguf: no tensor token_embd\.weight"),
+        (
+            b"llama.attention.head_count" + struct.pack("<II", 4, 4),
+            b"llama.attention.head_count" + struct.pack("<II", 4, 0),
+            r"m\.gguf: metadata llama\.attention\.head_count: 0 is not a positive whole number",
+        ),
+        (
+            b"tokenizer.ggml.tokens" + struct.pack("<IIQ", 9, 8, 384) + struct.pack("<Q", 13),
+            b"tokenizer.ggml.tokens" + struct.pack("<IIQ", 9, 8, 384) + struct.pack("<Q", (1 << 63) + 13),
+            r"m\.gguf: not a readable GGUF file \(an array of 384 strings passes the end of the file\)",
+        ),
+    ],
+)
+def test_a_damaged_file_is_refused_with_what_is_wrong(
+    tmp_path: Path, old: bytes, new: bytes, words: str
+) -> None:
+    file = write_tiny_gguf(tmp_path / "m.gguf", SHAPES[0])
+    data = file.read_bytes()
+    assert data.count(old) == 1
+    file.write_bytes(data.replace(old, new))
+    with pytest.raises(ModelError, match=words):
+        examine(read_settings(["--model", str(file), "--device", "cpu"]))
 
 
 def test_other_code_than_ours_is_refused_under_the_flag_that_asked_for_it(tmp_path: Path) -> None:
