@@ -26,6 +26,7 @@ from gpu_worker.models.gguf import GgufFile
 _log = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 _NAMED_AT_MOST = 8
+_LONGEST_NAME = 255
 _PROGRESS_SECONDS = 1.0
 Shape = tuple[int, ...]
 
@@ -131,12 +132,17 @@ def _indexed_files(index: Path) -> tuple[Path, ...]:
     if index.stat().st_size > 16 * MAX_CONFIG_BYTES:
         raise ModelError(f"{index}: larger than {16 * MAX_CONFIG_BYTES} bytes")
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ModelError(f"{index}: no weight_map object ({error})") from error
+        found = json.loads(index.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{index}: not JSON ({error})") from error
+    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(weight_map, dict):
+        raise ModelError(f"{index}: no weight_map object")
+    for name in weight_map.values():
+        if not isinstance(name, str) or Path(name).name != name or len(name) > _LONGEST_NAME:
+            raise ModelError(f"{index}: {name!r:.60} is not a file name of this folder")
+    names = sorted(set(weight_map.values()))
     for name in names:
-        if Path(name).name != name:
-            raise ModelError(f"{index}: {name!r} is not a file name of this folder")
         if not (index.parent / name).is_file():
             raise ModelError(f"{index}: {name} is not in the folder")
     return tuple(index.parent / name for name in names)

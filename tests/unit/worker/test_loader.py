@@ -271,6 +271,31 @@ def test_folders_without_what_is_needed(tmp_path: Path) -> None:
         loader.open_model(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ("[]", "no weight_map object"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"weight_map": ["a"]}', "no weight_map object"),
+        ('{"weight_map": {"a": 3, "b": "c"}}', "3 is not a file name of this folder"),
+        ('{"weight_map": {"a": null, "b": "c"}}', "None is not a file name of this folder"),
+        ('{"weight_map": {"a": "../b"}}', r"'\.\./b' is not a file name of this folder"),
+        ('{"weight_map": {"a": "' + "b" * 5000 + '"}}', "'b{59} is not a file name of this folder"),
+        ('{"weight_map": {"a": "gone"}}', "gone is not in the folder"),
+    ],
+    ids=range(9),
+)
+def test_an_index_that_names_no_files_of_the_folder_is_refused(
+    tmp_path: Path, index: str, words: str
+) -> None:
+    write_tiny_model(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "part.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=rf"model\.safetensors\.index\.json: {words}"):
+        loader.open_model(tmp_path)
+
+
 def test_pickled_weights_are_not_even_looked_at(tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
