@@ -32,6 +32,8 @@ _STATUSES = {
     grpc.StatusCode.ABORTED: HTTPStatus.SERVICE_UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
 }
+_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+"""Statuses that always say when to try again."""
 _CODES = {"EXCEEDS_MODEL_LEN": "context_length_exceeded"}
 _WHOLE = {
     "queue_timeout.seconds": "queue_timeout",
@@ -108,7 +110,7 @@ def from_octavo(error: OctavoError, names: Mapping[str, str] | None = None) -> A
     else:
         message = _over_http(message, names or {})
     headers = {}
-    if error.retry_after is not None or status is HTTPStatus.SERVICE_UNAVAILABLE:
+    if error.retry_after is not None or status in _LATER:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 0)))
     code = _CODES.get(error.reason, error.reason.lower())
     return ApiError(status, message, kind=_kind(status), param=param, code=code, headers=headers)

@@ -34,6 +34,7 @@ BAD = "invalid_request_error"
 def test_every_leaf_has_a_status(error: e.OctavoError, status: int, kind: str, code: str) -> None:
     made = from_octavo(error)
     assert made.status == status
+    assert ("retry-after" in made.headers) == (status in (429, 503))
     assert made.body == {"error": {"message": "a", "type": kind, "param": None, "code": code}}
 
 
