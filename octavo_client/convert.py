@@ -276,12 +276,16 @@ def _copy(options: types.GenerateOptions, message: Any, names: Sequence[str]) ->
 
 
 def _set(message: Any, field: str, value: object, name: str = "") -> None:
-    """Sets a field unless the value is None or the field's own default without presence."""
-    if value is None or (
-        value == getattr(message, field) and not message.DESCRIPTOR.fields_by_name[field].has_presence
-    ):
+    """Sets a field unless the value is None or the field's own default without presence. A switch is no
+    number, and a number no switch.
+    """
+    if value is None:
         return
-    name = name or field
+    name, kind = name or field, message.DESCRIPTOR.fields_by_name[field]
+    if isinstance(value, bool | np.bool_) != (kind.type == kind.TYPE_BOOL):
+        raise InvalidArgument(_why_not(name, value), field=name)
+    if value == getattr(message, field) and not kind.has_presence:
+        return
     try:
         setattr(message, field, _held(value))
     except (ValueError, TypeError, OverflowError):

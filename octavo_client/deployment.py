@@ -208,5 +208,5 @@ def _get(url: str) -> tuple[int, Any]:
 def _parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body[:200].decode("utf-8", "replace")

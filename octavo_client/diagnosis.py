@@ -165,7 +165,7 @@ def _unreadable(path: Path) -> str:
             return f"{path / name} cannot be read by this user"
     try:
         json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"{path / 'config.json'} is no JSON: {error}"
     weights = [*path.glob("*.safetensors"), *path.glob("*.gguf")]
     if not weights:

@@ -32,7 +32,12 @@ def parse_request(line: str, defaults: GenerateOptions, request_id: str) -> Requ
     InvalidArgument.
     """
     try:
+        line.encode()
         value = json.loads(line)
+    except UnicodeEncodeError:
+        raise InvalidArgument("not UTF-8", field="line") from None
+    except RecursionError:
+        raise InvalidArgument("nested too deep", field="line") from None
     except ValueError as error:
         raise InvalidArgument(f"not JSON: {error}", field="line") from None
     if isinstance(value, str):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import io
 import json
 import sys
 import threading
@@ -35,6 +36,8 @@ from octavo_client.errors import AlreadyExists, BadArgument, Cancelled, OctavoEr
 from octavo_client.types import BatchEvent, Delta, Finished, GenerateOptions, Request, RequestFailed
 
 _RATE_SECONDS = 0.25
+_KEEP = "surrogateescape"
+"""What is no UTF-8 is kept, so that its line alone is refused."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +96,8 @@ def _lines(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[
     if arguments.text:
         return iter([json.dumps(text) for text in arguments.text]), len(arguments.text)
     if arguments.input == "-":
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors=_KEEP)
         return iter(sys.stdin), None
     source = stack.enter_context(_opened("--input", arguments.input, "r"))
     total = sum(1 for line in source if line.strip())
@@ -102,7 +107,7 @@ def _lines(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[
 
 def _opened(flag: str, path: str, mode: Literal["r", "w"]) -> TextIO:
     try:
-        return open(path, mode, encoding="utf-8")
+        return open(path, mode, encoding="utf-8", errors=_KEEP if mode == "r" else None)
     except OSError as error:
         raise BadArgument(f"{flag} {path}: {error.strerror}", field=flag.removeprefix("--")) from None
 

@@ -79,7 +79,7 @@ def _guess(path: Path, first: str) -> str:
         return "azure"
     try:
         head = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         head = None
     if isinstance(head, dict):
         for name, key in (("mooncake", "input_length"), ("weka", "requests"), ("sessions", "session_id")):
@@ -97,7 +97,7 @@ def _objects(path: Path, lines: Lines) -> Iterator[Fields]:
         where = f"{path} line {number}"
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"{where}: no JSON: {error}") from error
         if not isinstance(value, dict):
             raise TraceError(f"{where}: a JSON object is needed, not {line[:40]!r}")

@@ -131,7 +131,7 @@ def read_worker_model(path: Path) -> StepTimes:
     """From a JSON object with the fields of StepTimes or of Roofline. Raises TraceError, OSError."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"--worker-model {path}: no JSON: {error}") from error
     if not isinstance(values, dict):
         raise TraceError(f"--worker-model {path}: a JSON object is needed")

@@ -56,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any]:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _bad(f"{path.name}: not valid JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise _bad(f"{path.name}: holds a {type(loaded).__name__}, not an object")

@@ -121,14 +121,17 @@ def test_generate_gives_each_line_an_answer_or_an_error(server: str, tmp_path: P
         '{"prompt": "a", "temperature": -1}',
         '{"prompt": "a", "logit_bias": {"x": 1}}',
         "{}",
+        '"\udcff\udcfe"',
+        "[" * 100_000,
+        '{"prompt": "a", "use_prefix_cache": 0}',
     ]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n".join(lines))
+    source.write_bytes("\n".join(lines).encode(errors="surrogateescape"))
     done = octavo("generate", "--server", server, *GREEDY, "-i", str(source), "-o", str(target))
     assert done.code == 1
     assert (done.out, "Traceback" in done.err) == ("", False)
     by_line = {answer["line"]: answer for answer in map(json.loads, target.read_text().splitlines())}
-    assert sorted(by_line) == [1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    assert sorted(by_line) == [1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
     good = {number for number, answer in by_line.items() if "text" in answer}
     assert good == {1, 2, 8, 10}
     assert by_line[2]["request_id"] == "mine"
@@ -138,6 +141,9 @@ def test_generate_gives_each_line_an_answer_or_an_error(server: str, tmp_path: P
     assert fields[7] == "prompt"
     assert fields[11] == "max_tokens"
     assert fields[13] == "logit_bias"
+    assert fields[17] == "use_prefix_cache"
+    assert by_line[15]["error"]["message"] == "not UTF-8"
+    assert by_line[16]["error"]["message"] == "nested too deep"
     assert "temperature" in by_line[12]["error"]["message"]
     assert {by_line[number]["error"]["status"] for number in fields} == {"INVALID_ARGUMENT"}
 

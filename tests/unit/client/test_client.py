@@ -176,6 +176,15 @@ def test_leaving_a_stream_cancels_it(client: Client, stub: StubScheduler) -> Non
         ({"prompt": "a", "logit_bias": {-1: 1.0}}, "logit_bias"),
         ({"prompt": "a", "queue_timeout": float("nan")}, "queue_timeout"),
         ({"prompt": "a", "regex": "a", "ebnf": "b"}, "ebnf"),
+        ({"prompt": "a", "ignore_eos": 0}, "ignore_eos"),
+        ({"prompt": "a", "use_prefix_cache": 1}, "use_prefix_cache"),
+        ({"prompt": "a", "skip_special_tokens": 2}, "skip_special_tokens"),
+        ({"prompt": "a", "token_ids_only": 0.0}, "token_ids_only"),
+        ({"prompt": "a", "priority": False}, "priority"),
+        ({"prompt": "a", "top_k": False}, "top_k"),
+        ({"prompt": "a", "temperature": True}, "temperature"),
+        ({"prompt": "a", "max_tokens": True}, "max_tokens"),
+        ({"prompt": "a", "n": True}, "n"),
     ],
 )
 def test_what_fits_no_field_is_refused_before_it_is_sent(
