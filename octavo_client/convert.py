@@ -6,7 +6,6 @@ by name before anything is sent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from octavo.v1 import kv_cache_pb2 as kv
 from octavo_client import types, views
 from octavo_client.convert_chat import to_chat
 from octavo_client.errors import Internal, InvalidArgument, from_code
+from octavo_client.message_fields import extend, held, set_field
 
 _SAMPLING = (
     "temperature",
@@ -33,12 +33,6 @@ _SAMPLING = (
 )
 _STOPPING = ("max_tokens", "min_tokens", "ignore_eos", "include_stop_str_in_output")
 _OUTPUT = ("logprobs", "prompt_logprobs", "skip_special_tokens", "token_ids_only")
-_GREATEST = float(np.finfo(np.float32).max)
-_SWITCH = "true or false"
-_SWITCHES = (
-    "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "token_ids_only", "use_prefix_cache",
-    "add_generation_prompt", "add_special_tokens",
-)  # fmt: skip
 _FORMATS = ("json_schema", "regex", "ebnf")
 _TOP = ("n", "priority", "cache_salt", "use_prefix_cache")
 _REASONS = {
@@ -64,19 +58,19 @@ def to_request(request: types.Request) -> pb.GenerateRequest:
     message = pb.GenerateRequest(request_id=request.request_id)
     if request.messages is not None:
         message.chat.CopyFrom(to_chat(request.messages, options.tools, options.chat_template_kwargs))
-        _set(message.chat, "add_generation_prompt", options.add_generation_prompt)
+        set_field(message.chat, "add_generation_prompt", options.add_generation_prompt)
     elif request.token_ids is not None:
         message.token_ids.SetInParent()
-        _extend(message.token_ids.ids, request.token_ids, "token_ids")
+        extend(message.token_ids.ids, request.token_ids, "token_ids")
     else:
-        _set(message, "text", request.prompt)
+        set_field(message, "text", request.prompt)
     _copy(options, message.sampling, _SAMPLING)
     _set_bias(message.sampling, options)
     _copy(options, message.stopping, _STOPPING)
     if isinstance(options.stop, str):
         raise InvalidArgument("stop: give a list of strings, not one string", field="stop")
-    _extend(message.stopping.stop, options.stop, "stop")
-    _extend(message.stopping.stop_token_ids, options.stop_token_ids, "stop_token_ids")
+    extend(message.stopping.stop, options.stop, "stop")
+    extend(message.stopping.stop_token_ids, options.stop_token_ids, "stop_token_ids")
     _copy(options, message.output, _OUTPUT)
     formats = [name for name in _FORMATS if getattr(options, name) is not None]
     if len(formats) > 1:
@@ -209,18 +203,18 @@ def to_tokenize(
     if (prompt is None) == (messages is None):
         raise InvalidArgument("give exactly one of prompt and messages", field="prompt")
     message = pb.TokenizeRequest()
-    _set(message, "add_special_tokens", add_special_tokens)
+    set_field(message, "add_special_tokens", add_special_tokens)
     if messages is not None:
         message.chat.CopyFrom(to_chat(messages, tools, chat_template_kwargs))
     else:
-        _set(message, "text", prompt, "prompt")
+        set_field(message, "text", prompt, "prompt")
     return message
 
 
 def to_detokenize(token_ids: Sequence[int], skip_special_tokens: bool | None) -> pb.DetokenizeRequest:
     message = pb.DetokenizeRequest()
-    _set(message, "skip_special_tokens", skip_special_tokens)
-    _extend(message.token_ids, token_ids, "token_ids")
+    set_field(message, "skip_special_tokens", skip_special_tokens)
+    extend(message.token_ids, token_ids, "token_ids")
     return message
 
 
@@ -272,60 +266,13 @@ def _to_duration(seconds: float, name: str) -> duration_pb2.Duration:
 
 def _copy(options: types.GenerateOptions, message: Any, names: Sequence[str]) -> None:
     for name in names:
-        _set(message, name, getattr(options, name))
-
-
-def _set(message: Any, field: str, value: object, name: str = "") -> None:
-    """Sets a field unless the value is None or the field's own default without presence. A switch is no
-    number, and a number no switch.
-    """
-    if value is None:
-        return
-    name, kind = name or field, message.DESCRIPTOR.fields_by_name[field]
-    if isinstance(value, bool | np.bool_) != (kind.type == kind.TYPE_BOOL):
-        raise InvalidArgument(_why_not(name, value), field=name)
-    if value == getattr(message, field) and not kind.has_presence:
-        return
-    try:
-        setattr(message, field, _held(value))
-    except (ValueError, TypeError, OverflowError):
-        raise InvalidArgument(_why_not(name, value), field=name) from None
-
-
-def _held(value: Any) -> Any:
-    """The value, for a field. Raises OverflowError for a number that a float32 would make infinite."""
-    if isinstance(value, float) and _GREATEST < abs(value) < math.inf:
-        raise OverflowError
-    return value
-
-
-def _why_not(name: str, value: object, where: str = "") -> str:
-    """Why a field cannot hold a value, which is shown where the field is no text."""
-    if name in bounds.WHOLE or name in bounds.REAL:
-        return bounds.refusal(name, value, where)
-    limit = _SWITCH if name in _SWITCHES else "a text, without half a surrogate pair"
-    return f"{where or name}: {type(value).__name__}, must be {limit}"
-
-
-def _extend(target: Any, values: Sequence[object], name: str) -> None:
-    if not len(values):
-        return  # extending by nothing would set the field's message
-    try:
-        target.extend(values)
-        return
-    except (ValueError, TypeError, OverflowError):
-        del target[:]
-    for position, value in enumerate(values):
-        try:
-            target.append(value)
-        except (ValueError, TypeError, OverflowError):
-            raise InvalidArgument(_why_not(name, value, f"{name}[{position}]"), field=name) from None
+        set_field(message, name, getattr(options, name))
 
 
 def _set_bias(sampling: pb.SamplingOptions, options: types.GenerateOptions) -> None:
     for token_id, bias in options.logit_bias.items():
         try:
-            sampling.logit_bias[token_id] = _held(bias)
+            sampling.logit_bias[token_id] = held(bias)
         except (ValueError, TypeError, OverflowError):
             is_id = isinstance(token_id, int) and 0 <= token_id < 1 << 32
             where = f"logit_bias[{token_id!r:.60}]"
