@@ -117,10 +117,10 @@ def compile_into(compiler: Compiler, flags: tuple[str, ...], path: Path) -> None
 
     Raises BackendUnavailableError with the compiler's first error.
     """
-    _log.info("compiling the CPU kernels with %s, once; kept in %s", compiler.version, path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            _log.info("compiling the CPU kernels with %s, once; kept in %s", compiler.version, path.parent)
             built = Path(folder) / path.name
             command = [*compiler.command, *flags, str(SOURCE_FOLDER / "kernels.cpp"), "-o", str(built)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS)

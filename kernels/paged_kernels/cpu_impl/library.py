@@ -129,9 +129,24 @@ def library_path() -> tuple[Path, str]:
             raise BackendUnavailableError(f"{native}; {error}") from native
 
 
-@functools.cache
 def load() -> Library:
     """The kernels of this machine, compiled first where needed. Raises BackendUnavailableError."""
+    found = outcome()
+    if isinstance(found, BackendUnavailableError):
+        raise found.with_traceback(None)
+    return found
+
+
+@functools.cache
+def outcome() -> Library | BackendUnavailableError:
+    """The kernels, or why there are none: what took a compiler long to fail at is not tried again."""
+    try:
+        return _loaded()
+    except BackendUnavailableError as error:
+        return error
+
+
+def _loaded() -> Library:
     path, origin = library_path()
     try:
         raw = ctypes.CDLL(str(path))

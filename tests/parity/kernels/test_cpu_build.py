@@ -37,9 +37,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def unloaded() -> object:
     """Forgets the loaded library for one test, then once more, so that no test sees a stand-in."""
-    library.load.cache_clear()
+    library.outcome.cache_clear()
     yield
-    library.load.cache_clear()
+    library.outcome.cache_clear()
 
 
 def test_compiled_once_then_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +63,26 @@ def test_another_compiler_or_processor_gets_its_own_library(
     monkeypatch.setenv("CXX", stub(tmp_path, WORKS.replace("1.0", "1.1")))
     third, _ = build.native_library()
     assert len({first, second, third}) == 3
+
+
+def test_a_compiler_that_fails_is_asked_once_and_a_folder_that_is_none_never(
+    tmp_path: Path, own_cache: Path, unloaded: object, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    asked = tmp_path / "asked"
+    monkeypatch.setenv("CXX", stub(tmp_path, VERSION + f'echo . >> {asked}; echo "error: no" >&2; exit 1'))
+    for _ in range(3):
+        with pytest.raises(BackendUnavailableError, match="cannot compile the CPU kernels: error: no"):
+            library.load()
+    assert asked.read_text() == ".\n"
+    library.outcome.cache_clear()
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(BackendUnavailableError, match="cannot be written"):
+        library.load()
+    assert "compiling" not in caplog.text
 
 
 def test_two_processes_at_once_leave_one_whole_library(tmp_path: Path, own_cache: Path) -> None:
