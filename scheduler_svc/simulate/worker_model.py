@@ -99,12 +99,12 @@ class Roofline:
 
 H200_QWEN3_06B = StepTimes(
     name="h200-qwen3-0.6b",
-    points=((1, 0.786e-3), (32, 0.871e-3), (128, 1.261e-3), (256, 1.572e-3), (2048, 3.94e-3)),
+    points=((1, 0.762e-3), (32, 0.777e-3), (128, 1.094e-3), (256, 1.480e-3), (2048, 3.98e-3)),
     kv_token_seconds=114_688 / 4.3e12,
     pair_seconds=7.79e-10,
     kv_token_bytes=114_688,
 )
-"""Qwen3-0.6B in bfloat16 on one H200, measured through both services at commit c0c4d09.
+"""Qwen3-0.6B in bfloat16 on one H200, measured through both services at commit d94f9fa.
 
 From benchmarks/results/h200.json: decode steps at 1, 32, 128 and 256 rows of about 1024 tokens, less the KV
 they read at 4.3 TB/s; and load C, a prompt of 2048 tokens against one of two. From h200-kernels.json: prefill

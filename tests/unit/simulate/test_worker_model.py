@@ -80,7 +80,7 @@ def test_a_roofline_is_flat_by_bytes_and_then_rises_by_arithmetic() -> None:
 
 def test_the_h200_preset_is_what_was_measured() -> None:
     data = json.loads((RESULTS / "h200.json").read_text())
-    assert data["commit"] == "c0c4d09", "a new measurement: renew the preset and docs/simulate.md"
+    assert data["commit"] == "d94f9fa", "a new measurement: renew the preset and docs/simulate.md"
     rows = {row["name"]: row["octavo"] for row in data["rows"]}
     for count in (1, 32, 128, 256):
         measured = rows[f"qwen3-0.6b: decode step ms, {count} row{'s' if count > 1 else ''}"] / 1e3
