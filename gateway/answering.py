@@ -37,6 +37,8 @@ async def answer(
     """Answers a call. prefix: of its id. begin: makes its answer from the id and the model's card. names: the
     endpoint's further parameter names, see `from_octavo`. Raises ApiError.
     """
+    if body.structured_outputs is not None:
+        names = {**(names or {}), "response_format.json_schema": "structured_outputs.json"}
     card = await gate.cards.named(body.model)
     call_id = generation.new_id(prefix, exchange.headers.get("x-request-id", ""))
     exchange.answer_headers["x-request-id"] = call_id

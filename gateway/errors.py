@@ -100,7 +100,7 @@ def refused(param: str, message: str, code: str | None = None) -> ApiError:
 def from_octavo(error: OctavoError, names: Mapping[str, str] | None = None) -> ApiError:
     """The HTTP error of a refusal or failure behind the gateway.
 
-    names: further parameter names of an endpoint, by the field's name without its group.
+    names: further parameter names of an endpoint, by the field's name without its group, or its whole path.
     """
     status = _STATUSES.get(error.status, HTTPStatus.INTERNAL_SERVER_ERROR)
     param = _param(error.field, names or {}) if error.field else None
@@ -129,8 +129,8 @@ def _kind(status: HTTPStatus) -> str:
 
 def _param(field: str, names: Mapping[str, str]) -> str:
     """The HTTP name of a field's path: `stopping.stop[0]` is `stop[0]`, `text` is `prompt`."""
-    if field in _WHOLE:
-        return _WHOLE[field]
+    if field in names or field in _WHOLE:
+        return names.get(field) or _WHOLE[field]
     for group in _GROUPS:
         if field.startswith(group):
             field = field.removeprefix(group)

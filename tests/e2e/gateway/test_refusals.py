@@ -94,6 +94,27 @@ async def test_a20_a_bad_body_is_400_and_the_next_request_works(
     await works(door)
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"structured_outputs": {"json": {"minItems": 10**9}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "("}}, "structured_outputs.grammar"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"minItems": 10**9}}}},
+            "response_format.json_schema",
+        ),
+    ],
+)
+async def test_a_grammar_is_refused_under_the_name_that_it_came_by(
+    door: Door, body: dict[str, Any], param: str
+) -> None:
+    answer = await door.post(COMPLETIONS, {**GOOD, **body})
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == param
+    assert error_of(answer)["message"].startswith(f"{param}: ")
+
+
 async def test_129_prompts_are_too_many(door: Door) -> None:
     answer = await door.post(COMPLETIONS, {**GOOD, "prompt": ["a"] * 129})
     assert answer.status_code == 400
