@@ -75,8 +75,35 @@ def test_serve_outlives_its_terminal_and_still_ends_when_told(tiny_llama: Path) 
         terminal.process.wait()
 
 
+@pytest.fixture(params=[signal.SIG_DFL, signal.SIG_IGN])
+def hangup(request: pytest.FixtureRequest) -> Iterator[signal.Handlers]:
+    """How the commands of a test find SIGHUP, whether or not the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, request.param)
+    yield request.param
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_who_runs_serve_under_nohup_means_it(
+    tiny_llama: Path, tmp_path: Path, hangup: signal.Handlers
+) -> None:
+    job = Background(tmp_path, "serve", "--model", str(tiny_llama), "--device", "cpu", *PORTS)
+    try:
+        address = address_in(job.wait_for("Ctrl-C"))
+        job.process.send_signal(signal.SIGHUP)
+        if hangup == signal.SIG_DFL:
+            assert job.process.wait(60) == 0
+        else:
+            with Client(address) as client:
+                assert client.generate("hello", max_tokens=4, ignore_eos=True).usage.completion_tokens == 4
+    finally:
+        job.close()
+
+
+@pytest.mark.parametrize("hangup", [signal.SIG_DFL], indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_serve_ends_cleanly_when_its_pipe_is_left(tiny_llama: Path, number: signal.Signals) -> None:
+def test_serve_ends_cleanly_when_its_pipe_is_left(
+    tiny_llama: Path, number: signal.Signals, hangup: signal.Handlers
+) -> None:
     arguments = command("serve", "--model", str(tiny_llama), "--device", "cpu", *PORTS)
     with subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY, env=child_environment()
