@@ -1,5 +1,8 @@
 """What all tests share: the fixtures that start services and write tiny models, and the options of pytest."""
 
+import signal
+from typing import Any
+
 import pytest
 from hypothesis import settings
 
@@ -9,6 +12,16 @@ pytest_plugins = ["tests.e2e.plugin"]
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("drawn", derandomize=False, print_blob=True)
 settings.load_profile("repeatable")
+
+
+# nohup ignores SIGHUP, and a shell's `&` SIGINT, for all that they start, and for what the tests start then.
+_DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+
+
+def pytest_configure() -> None:
+    for number, default in _DEFAULTS.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, default)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
