@@ -114,7 +114,7 @@ class Answer:
         """The output objects of a request that failed: one for each of its sequences that had begun and not
         ended, with what had come, or a single one where none had.
         """
-        why = failure(self.line, request_id, error)
+        why = _failure(self.line, request_id, error)
         said = [self._said(request_id, index, with_token_ids) | why for index in sorted(self._texts)]
         return said or [why]
 
@@ -144,7 +144,7 @@ def _token(token: TokenLogprob) -> dict[str, object]:
     return {"token_id": token.token_id, "token": text, "logprob": token.logprob}
 
 
-def failure(line: int, request_id: str, error: OctavoError) -> dict[str, object]:
+def _failure(line: int, request_id: str, error: OctavoError) -> dict[str, object]:
     """The output object of a request that was refused or failed."""
     said: dict[str, object] = {"status": error.status.name, "reason": error.reason, "message": error.message}
     if error.field:

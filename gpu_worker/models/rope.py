@@ -121,7 +121,7 @@ def _original_max(config: Mapping[str, Any], given: Mapping[str, Any], kind: str
     if kind not in ("llama3", "yarn", "longrope"):
         return max_position
     name = "original_max_position_embeddings"
-    return positive(config if config.get(name) else given, name, max_position)
+    return positive(*((config, name) if config.get(name) else _own(given, name)), max_position)
 
 
 def _scaling(
@@ -143,12 +143,12 @@ def _scaling(
 
 
 def _yarn_scaling(given: Mapping[str, Any], max_position: int) -> dict[str, Any]:
-    original = positive(given, "original_max_position_embeddings", max_position)
-    factor = number(given, "factor", max_position / original)
+    original = positive(*_own(given, "original_max_position_embeddings"), max_position)
+    factor = number(*_own(given, "factor"), max_position / original)
     return {
         "factor": factor,
-        "beta_fast": number(given, "beta_fast", 32.0),
-        "beta_slow": number(given, "beta_slow", 1.0),
+        "beta_fast": number(*_own(given, "beta_fast"), 32.0),
+        "beta_slow": number(*_own(given, "beta_slow"), 1.0),
         "truncate": bool(given.get("truncate", True)),
         "attention_factor": _yarn_attention_factor(given, factor),
     }
@@ -158,8 +158,8 @@ def _longrope_scaling(
     given: Mapping[str, Any], max_position: int, original: int, rotary_dim: int
 ) -> dict[str, Any]:
     lists = {f"{name}s": _numbers(given, name, rotary_dim // 2) for name in ("short_factor", "long_factor")}
-    factor = number(given, "factor", max_position / original)
-    attention = number(given, "attention_factor")
+    factor = number(*_own(given, "factor"), max_position / original)
+    attention = number(*_own(given, "attention_factor"))
     if not attention:
         attention = math.sqrt(1 + math.log(factor) / math.log(max(2, original))) if factor > 1 else 1.0
     return {"factor": factor, "attention_factor": attention, **lists}
@@ -167,16 +167,17 @@ def _longrope_scaling(
 
 def _numbers(given: Mapping[str, Any], name: str, count: int) -> tuple[float, ...]:
     values = given.get(name)
-    if not isinstance(values, list) or len(values) != count:
+    if not isinstance(values, list) or len(values) != count or None in values:
         raise ModelError(f"rope_scaling.{name}: expected a list of {count} numbers")
-    return tuple(number({name: value}, name) for value in values)
+    return tuple(number(*_own({name: value}, name)) for value in values)
 
 
 def _yarn_attention_factor(given: Mapping[str, Any], factor: float) -> float:
     if given.get("attention_factor") is not None:
-        return number(given, "attention_factor")
+        return number(*_own(given, "attention_factor"))
     if given.get("mscale") and given.get("mscale_all_dim"):
-        return _mscale(factor, number(given, "mscale")) / _mscale(factor, number(given, "mscale_all_dim"))
+        mscale, all_dim = (number(*_own(given, name)) for name in ("mscale", "mscale_all_dim"))
+        return _mscale(factor, mscale) / _mscale(factor, all_dim)
     return _mscale(factor, 1.0)
 
 
@@ -185,10 +186,16 @@ def _mscale(factor: float, scale: float) -> float:
 
 
 def _number(given: Mapping[str, Any], key: str, kind: str) -> float:
-    value = given.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise ModelError(f"rope_scaling.{key}: {value!r} is not a positive number (rope_type {kind})")
-    return float(value)
+    value = number(*_own(given, key))
+    if not value:
+        raise ModelError(f"rope_scaling.{key}: is missing (rope_type {kind})")
+    return value
+
+
+def _own(given: Mapping[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """A field of the scaling by its whole path, as config_json reads and names it."""
+    path = f"rope_scaling.{key}"
+    return {path: given.get(key)}, path
 
 
 def cos_sin_table(

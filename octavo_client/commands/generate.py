@@ -164,7 +164,7 @@ class Job:
                 request = jsonl.parse_request(line, self._defaults, request_id)
                 self._enter(request, number)
             except OctavoError as error:
-                self._write_failure(number, request_id, error)
+                self._write_failed(jsonl.Answer(number), request_id, error)
                 continue
             yield request
 
@@ -207,14 +207,10 @@ class Job:
             self._write_failed(answer, request_id, error)
 
     def _write_failed(self, answer: jsonl.Answer, request_id: str, error: OctavoError) -> None:
-        """What had come of a request is written with what broke it."""
+        """What had come of a request is written with what broke or refused it."""
         self.failed += 1
         for line in answer.failed(request_id, error, self._token_ids):
             self._write(line)
-
-    def _write_failure(self, number: int, request_id: str, error: OctavoError) -> None:
-        self.failed += 1
-        self._write(jsonl.failure(number, request_id, error))
 
     def _write(self, value: dict[str, object]) -> None:
         text = json.dumps(value, ensure_ascii=False)

@@ -19,18 +19,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from paged_kernels.triton_impl.dependents import launch_dependents, wait_for_dependencies
 from paged_kernels.triton_impl.hopper_tiles import (
+    COUNT,
+    MORE,
     as_tiles,
     ask_queries,
     barrier,
     clear_tail,
     find_tile,
     item_of,
-    launch_dependents,
     line_offsets,
     make_barriers,
     produce,
-    wait_for_dependencies,
 )
 
 
@@ -84,10 +85,10 @@ def _consume(
     group: gl.constexpr, block_size: gl.constexpr, stages: gl.constexpr,
 ):
     """Half of the lines of every tile in its turn."""
-    turn, done = tile[7] * 0, tile[7] * 0
+    turn, done = tile[COUNT] * 0, tile[COUNT] * 0
     ask_queries(queries.index(part * 2), query, tile, strides, part, group)
-    while tile[8] > 0:
-        count = tile[7]
+    while tile[MORE] > 0:
+        count = tile[COUNT]
         if count > 0:
             later = _attend(
                 queries, keys, values, v_blocks, bars, query, out, lens, turn, tile, done, scale_log2,
@@ -127,7 +128,6 @@ def _attend(
 ):
     """Half of the tile's lines over all its keys, the last ones first. Returns the next tile."""
     k_bars, v_bars, k_free, v_free = bars
-    _query_token_stride, _query_head_stride, _out_token_stride, _out_head_stride = strides
     _row, _first_token, _first, _query_len, start_position, context, _head, count, _more = tile
     queries = all_queries.index(part * 2 + turn % 2)
     lines: gl.constexpr = queries.shape[0]

@@ -16,23 +16,11 @@ _RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 NO_TOKEN = gl.constexpr(0x7FFFFFFF)
+COUNT, MORE = gl.constexpr(7), gl.constexpr(8)
+"""Places in what find_tile gives."""
 
 
 # fmt: off
-@gluon.jit
-def launch_dependents():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def wait_for_dependencies():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
 @gluon.jit
 def as_tiles(blocks, stages: gl.constexpr, head_dim: gl.constexpr, layout: gl.constexpr):
     """Blocks of 64 dimensions, one behind another, as `stages` tiles [128, head_dim]: the same bytes."""
@@ -148,7 +136,7 @@ def produce(
     zeros.
     """
     turn, done = nowhere * 0, nowhere * 0
-    while tile[8] > 0:
+    while tile[MORE] > 0:
         row, _first_token, _first, _query_len, _start_position, context, head, count, _more = tile
         table = block_tables + row.to(gl.int64) * table_stride
         for step in range(count):
@@ -169,7 +157,6 @@ def _ask(
     """Asks for the keys and the values of one tile as soon as there is room."""
     k_bars, v_bars, k_free, v_free = bars
     blocks: gl.constexpr = 128 // block_size
-    tile_bytes: gl.constexpr = 128 * 64 * 2 * halves
     stage, again = step % stages, (step // stages & 1) ^ 1
     used = (context + block_size - 1) // block_size
     rows = ()
@@ -177,20 +164,23 @@ def _ask(
         index = number * blocks + place
         block = gl.load(table + gl.minimum(index, used - 1))
         rows += (gl.where(index < used, block * block_size, nowhere),)
-    mbarrier.wait(k_free.index(stage), again)
-    mbarrier.expect(k_bars.index(stage), tile_bytes)
+    _fetch_tile(k_blocks, k_pool, k_bars, k_free, stage, again, rows, head, halves)
+    _fetch_tile(v_blocks, v_pool, v_bars, v_free, stage, again, rows, head, halves)
+
+
+@gluon.jit
+def _fetch_tile(
+    tile_blocks, pool, bars, free, stage, again, rows, head, halves: gl.constexpr
+):
+    """The blocks at these slots of the pool, for one KV head, into a stage that is free again."""
+    blocks: gl.constexpr = len(rows)
+    mbarrier.wait(free.index(stage), again)
+    mbarrier.expect(bars.index(stage), 128 * 64 * 2 * halves)
     for half in gl.static_range(halves):
         column = (head * halves + half) * 64
         for place in gl.static_range(blocks):
-            into = k_blocks.index((stage * halves + half) * blocks + place)
-            _fetch(k_pool, [rows[place], column], k_bars.index(stage), into)
-    mbarrier.wait(v_free.index(stage), again)
-    mbarrier.expect(v_bars.index(stage), tile_bytes)
-    for half in gl.static_range(halves):
-        column = (head * halves + half) * 64
-        for place in gl.static_range(blocks):
-            into = v_blocks.index((stage * halves + half) * blocks + place)
-            _fetch(v_pool, [rows[place], column], v_bars.index(stage), into)
+            into = tile_blocks.index((stage * halves + half) * blocks + place)
+            _fetch(pool, [rows[place], column], bars.index(stage), into)
 
 
 @gluon.jit

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from paged_kernels.triton_impl import machine
+from paged_kernels.triton_impl.dependents import launch_dependents, wait_for_dependencies
 
 _barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 _fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -54,20 +55,6 @@ class Stream:
 
 
 # fmt: off
-@gluon.jit
-def _launch_dependents():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _wait_for_dependencies():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
 @gluon.jit
 def _fetch_chunk(
     weight, gates, ups, bars, stage, row, out_features, start,
@@ -159,7 +146,7 @@ def _stream_kernel(
     tile: gl.constexpr = 64 if joint else rows
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, block_t, 16])
     if overlap:
-        _launch_dependents()
+        launch_dependents()
     gates = gl.allocate_shared_memory(x.dtype, [stages, tile, block_k], weight.layout)
     ups = gates
     if apart:
@@ -177,7 +164,7 @@ def _stream_kernel(
         start = (first + stage) * block_k
         _fetch_chunk(weight, gates, ups, bars, stage, row, out_features, start, rows, size, gated, joint)
     if overlap:
-        _wait_for_dependencies()
+        wait_for_dependencies()
     for stage in gl.static_range(stages):
         _fetch(x, [line, (first + stage) * block_k], bars.index(stage), values.index(stage))
 

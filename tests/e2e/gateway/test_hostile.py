@@ -20,11 +20,11 @@ import pytest
 from gateway.body_room import BODIES, SMALL_BYTES
 from gateway.connection import MAX_HEAD_BYTES
 from scheduler_svc.text import TextModel
+from tests.e2e.gateway.answers import COMPLETIONS
 from tests.e2e.gateway.door import Door, door_at
 from tests.e2e.processes import Processes, ServiceProcess
 from tests.e2e.rig import SMALL, SchedulerSeat, prompt_of, rig_at, seat_scheduler, wanted
 
-COMPLETIONS = "/v1/completions"
 HEAD = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 LARGEST = 4 * SMALL_BYTES
 SECONDS = 1.0

@@ -183,7 +183,7 @@ def _grown_by(requests: int) -> int:
 
 
 def test_a29_no_residue_of_finished_requests() -> None:
-    assert _grown_by(4_000) < 40_000
+    assert _grown_by(4_000) < 30_000
 
 
 @pytest.mark.long

@@ -106,7 +106,17 @@ def test_a34_every_spelling_reads_the_same(name: str) -> None:
         ({"type": "spiral"}, "rope_type: 'spiral'"),
         ({"rope_type": "linear"}, "rope_scaling.factor"),
         ({"rope_type": "linear", "factor": -1}, "rope_scaling.factor: -1"),
-        ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling.low_freq_factor"),
+        ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling.low_freq_factor: is missing"),
+        (
+            {"rope_type": "yarn", "factor": 8.0, "beta_fast": -1},
+            "rope_scaling.beta_fast: -1 is not a positive",
+        ),
+        ({"rope_type": "yarn", "factor": True}, "rope_scaling.factor: True is not a positive"),
+        (
+            {"rope_type": "factors", "factors": [1.0] * 15 + [None]},
+            "rope_scaling.factors: expected a list of 16",
+        ),
+        ({"rope_type": "factors", "factors": [1.0] * 15 + [0]}, "rope_scaling.factors: 0 is not a positive"),
         (
             {"rope_type": "default", "partial_rotary_factor": 0.03},
             "partial_rotary_factor: 0.03 of head_dim 32",
