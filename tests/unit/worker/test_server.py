@@ -276,10 +276,11 @@ async def test_a21_a_row_with_nan_fails_alone(tiny_llama: Path) -> None:
         assert [(row.row, row.reason) for row in result.failed_rows] == [
             (1, worker_pb2.ROW_FAILURE_REASON_NON_FINITE_LOGITS)
         ]
-        value = worker.metrics.registry.get_sample_value(
-            "octavo_worker_failed_rows_total", {"reason": "non_finite_logits"}
-        )
-        assert value == 1
+    # Behind the worker's end: a step is counted only once its answer has left.
+    value = worker.metrics.registry.get_sample_value(
+        "octavo_worker_failed_rows_total", {"reason": "non_finite_logits"}
+    )
+    assert value == 1
 
 
 async def test_running_out_of_memory_fails_the_step_and_not_the_worker(tiny_llama: Path) -> None:
