@@ -4,13 +4,15 @@ import signal
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.e2e.plugin"]
 
 # `make test` draws the same examples everywhere, so that a run can be repeated; `make test-long` new ones.
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("drawn", derandomize=False, print_blob=True)
+# No example is timed: how long one takes says nothing on a machine that does something else beside it.
+_UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": (HealthCheck.too_slow,)}
+settings.register_profile("repeatable", derandomize=True, **_UNTIMED)
+settings.register_profile("drawn", derandomize=False, print_blob=True, **_UNTIMED)
 settings.load_profile("repeatable")
 
 
