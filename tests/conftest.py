@@ -1,5 +1,6 @@
 """What all tests share: the fixtures that start services and write tiny models, and the options of pytest."""
 
+import os
 import signal
 from typing import Any
 
@@ -21,6 +22,13 @@ _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.S
 
 
 def pytest_configure() -> None:
+    """What is set where the tests run, for other programs, changes no test: signals, Octavo's variables, and
+    proxies, which gRPC and urllib would ask for this machine's own addresses.
+    """
+    for name in [name for name in os.environ if name.startswith("OCTAVO_")]:
+        del os.environ[name]
+    for name in ("no_proxy", "NO_PROXY"):
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
     for number, default in _DEFAULTS.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
