@@ -20,6 +20,8 @@ from tests.fakes.fake_worker import FakeSettings
 
 BLOCK = 4
 LONG = 900
+DEPTH = 3
+"""Steps in flight, by default."""
 ROOMY = FakeSettings(
     num_blocks=2000, block_size=BLOCK, vocab_size=VOCAB, max_batch_tokens=256, max_batch_seqs=64
 )
@@ -27,7 +29,7 @@ ROOMY = FakeSettings(
 
 @pytest.fixture(scope="module")
 def seat(shared_processes: Processes, tiny_llama: Path) -> SchedulerSeat:
-    return seat_scheduler(shared_processes, tiny_llama)
+    return seat_scheduler(shared_processes, tiny_llama, "--worker-liveness-seconds", "60")
 
 
 @pytest.fixture
@@ -38,9 +40,15 @@ async def rig(seat: SchedulerSeat) -> AsyncIterator[Rig]:
 
 
 async def check_gone(rig: Rig, prompt: list[int], plans_before: int) -> None:
-    """The request left within a few steps, long before its end, and its full blocks serve a retry."""
-    await rig.service.wait_idle()
-    assert len(rig.fake.plans) - plans_before < LONG // 4
+    """With the worker's answers held: no request runs any more, no step was sent beyond those in flight then,
+    and the full blocks serve a retry.
+    """
+    async with asyncio.timeout(60):
+        while (await rig.service.stats()).running_requests:  # noqa: ASYNC110 - seen from outside
+            await asyncio.sleep(0.005)
+    await rig.fake.release()
+    await rig.service.wait_idle(timeout=60)
+    assert len(rig.fake.plans) - plans_before <= DEPTH
     again = await rig.service.generate(prompt, 4)
     assert again.tokens == wanted(prompt, 4)
     assert again.cached == (len(prompt) - 1) // BLOCK * BLOCK or again.cached == len(prompt) - 1
@@ -49,6 +57,7 @@ async def check_gone(rig: Rig, prompt: list[int], plans_before: int) -> None:
 async def test_a02_a_cancelled_stream_leaves_and_its_prefix_stays(rig: Rig) -> None:
     prompt = prompt_of(21)
     reply, task = await rig.begin(request(prompt, LONG))
+    rig.fake.hold()
     plans = len(rig.fake.plans)
     task.cancel()
     await check_gone(rig, prompt, plans)
@@ -59,7 +68,8 @@ async def test_a02_a_cancelled_unary_call_leaves(rig: Rig) -> None:
     prompt = prompt_of(22)
     call = rig.service.inference.GenerateOnce(pb.GenerateOnceRequest(request=request(prompt, LONG)))
     task = asyncio.ensure_future(call)
-    await rig.fake.wait_for_plans(5)
+    await rig.fake.wait_for_plans(5, timeout=60)
+    rig.fake.hold()
     plans = len(rig.fake.plans)
     call.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -74,6 +84,7 @@ async def test_a02_a_cancelled_batch_stream_leaves_with_all_its_requests(rig: Ri
     told: set[str] = set()
     while len(told) < len(prompts):
         told |= {event.request_id for event in (await call.read()).events if event.HasField("delta")}
+    rig.fake.hold()
     plans = len(rig.fake.plans)
     call.cancel()
     await check_gone(rig, prompts[0], plans)
@@ -84,6 +95,7 @@ async def test_a02_a_killed_client_leaves(rig: Rig, processes: Processes) -> Non
     rig.fake.step_delay = 0.01
     words = [rig.seat.process.address, str(LONG), *map(str, prompt)]
     client = await asyncio.to_thread(processes.start, "client", "tests.e2e.client_process", *words)
+    rig.fake.hold()
     plans = len(rig.fake.plans)
     client.kill()
     await check_gone(rig, prompt, plans)
@@ -204,19 +216,20 @@ async def test_a23_a_deadline_in_a_shared_step_ends_one_request_only(rig: Rig) -
     assert len(rig.fake.sessions) == 1
 
 
-async def test_a23_a_deadline_and_a_queue_timeout_end_a_waiting_request(rig: Rig) -> None:
-    running, running_task = await rig.begin(request(prompt_of(12), 40))
-    rig.fake.hold()
-    await asyncio.sleep(0.05)  # both steps in flight are out now, so that the next request has to wait
-    with pytest.raises(grpc.aio.AioRpcError) as late:
-        await rig.service.run(request(prompt_of(13), 5), timeout=0.3)
-    assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    with pytest.raises(grpc.aio.AioRpcError) as queued:
-        await rig.service.run(request(prompt_of(14), 5, queue_timeout=0.2))
-    assert queued.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert reason_of(queued.value) == "QUEUE_TIMEOUT"
-    await rig.fake.release()
-    await running_task
-    assert running.tokens == wanted(prompt_of(12), 40)
-    assert all(setup.prompt_len == 12 for plan in rig.fake.plans for setup in plan.setups)
-    await rig.service.wait_idle()
+async def test_a23_a_deadline_and_a_queue_timeout_end_a_waiting_request(seat: SchedulerSeat) -> None:
+    """At a worker of one row, which another request has until both are over."""
+    async with rig_at(seat, replace(ROOMY, max_batch_seqs=1)) as rig:
+        rig.fake.hold()
+        running = asyncio.create_task(rig.service.run(request(prompt_of(12), 40)))
+        await rig.fake.wait_for_plans(1, timeout=60)
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await rig.service.run(request(prompt_of(13), 5), timeout=0.3)
+        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        with pytest.raises(grpc.aio.AioRpcError) as queued:
+            await rig.service.run(request(prompt_of(14), 5, queue_timeout=0.2))
+        assert queued.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert reason_of(queued.value) == "QUEUE_TIMEOUT"
+        await rig.fake.release()
+        assert (await running).tokens == wanted(prompt_of(12), 40)
+        assert all(setup.prompt_len == 12 for plan in rig.fake.plans for setup in plan.setups)
+        await rig.service.wait_idle()

@@ -11,9 +11,14 @@ from octavo import transport
 SECONDS = 6.0
 """Some dozen of the client's shortened pings: a server gives up after three that come too early."""
 
+LONGEST = 60.0
+"""Until those three have come on a slow machine."""
 
-async def watch_in_silence(monkeypatch: pytest.MonkeyPatch, accepted: float) -> grpc.aio.AioRpcError | None:
-    """What ended a stream that says nothing after its first message; None: it outlived SECONDS and is told
+
+async def watch_in_silence(
+    monkeypatch: pytest.MonkeyPatch, accepted: float, seconds: float
+) -> grpc.aio.AioRpcError | None:
+    """What ended a stream that says nothing after its first message; None: it outlived `seconds` and is told
     the next news. accepted: seconds between pings that the server takes.
     """
     monkeypatch.setattr(transport, "CLIENT_PING_SECONDS", 0.4)
@@ -33,7 +38,7 @@ async def watch_in_silence(monkeypatch: pytest.MonkeyPatch, accepted: float) -> 
             assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
             try:
                 news = asyncio.ensure_future(call.read())
-                await asyncio.wait({news}, timeout=SECONDS)
+                await asyncio.wait({news}, timeout=seconds)
                 if news.done():
                     news.result()
                 await servicer.set("a", health_pb2.HealthCheckResponse.SERVING)
@@ -48,13 +53,13 @@ async def watch_in_silence(monkeypatch: pytest.MonkeyPatch, accepted: float) -> 
 async def test_a24_a_quiet_stream_outlives_its_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real settings leave the same room: 10 s between pings, 5 s accepted."""
     assert transport.CLIENT_PING_SECONDS >= 2 * transport.ACCEPTED_PING_SECONDS
-    assert await watch_in_silence(monkeypatch, accepted=0.2) is None
+    assert await watch_in_silence(monkeypatch, accepted=0.2, seconds=SECONDS) is None
 
 
 async def test_a24_pings_that_a_server_does_not_accept_end_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So that the test above can fail."""
-    ended = await watch_in_silence(monkeypatch, accepted=30.0)
+    ended = await watch_in_silence(monkeypatch, accepted=30.0, seconds=LONGEST)
     assert ended is not None
     assert "too_many_pings" in str(ended) or ended.code() is grpc.StatusCode.UNAVAILABLE

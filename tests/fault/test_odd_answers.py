@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.v1 import inference_pb2 as pb
 from tests.e2e.metrics import scrape
 from tests.e2e.processes import Processes
 from tests.e2e.rig import Rig, SchedulerSeat, prompt_of, rig_at, seat_scheduler, wanted
@@ -44,6 +45,24 @@ async def rig(seat: SchedulerSeat) -> AsyncIterator[Rig]:
         yield made
 
 
+async def begin_all(rig: Rig, messages: list[pb.GenerateRequest]) -> list["asyncio.Task[Reply]"]:
+    """Requests of which each has told a token and none has ended: the worker answers steps one by one until
+    then, and none after.
+    """
+    rig.fake.hold()
+    replies = [Reply() for _ in messages]
+    tasks = [
+        asyncio.create_task(rig.service.run(message, reply))
+        for message, reply in zip(messages, replies, strict=True)
+    ]
+    plans = 0
+    while not all(reply.tokens for reply in replies):
+        await rig.fake.wait_for_plans(plans + 1, timeout=60)
+        plans = len(rig.fake.plans)
+        await rig.fake.release(1)
+    return tasks
+
+
 def oddities(rig: Rig) -> float:
     return sum(
         value for key, value in scrape(rig.seat.metrics_url).items() if "oddit" in key or "step_fail" in key
@@ -64,9 +83,10 @@ async def test_a26_only_the_affected_request_fails(rig: Rig, kind: FaultKind) ->
     rig.fake.step_delay = 0.002
     before = oddities(rig)
     prompts = [prompt_of(5 + seed, seed) for seed in range(STREAMS)]
-    runs = await asyncio.gather(*(rig.begin(request(prompt, 60)) for prompt in prompts))
+    tasks = await begin_all(rig, [request(prompt, 60) for prompt in prompts])
     rig.fake.inject(kind)
-    replies = list(await asyncio.gather(*(task for _, task in runs)))
+    await rig.fake.release()
+    replies = list(await asyncio.gather(*tasks))
     check_all(replies, prompts, 60, LOSERS[kind])
     assert not rig.fake.faults
     if kind not in FAILS_A_ROW:  # an honest failure is no oddity

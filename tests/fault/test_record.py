@@ -20,6 +20,11 @@ from tests.fakes.fake_worker import FakeSettings, FakeWorker
 from tests.fault.test_random_trouble import make_trouble, one
 
 TINY_POOL = replace(SMALL, num_blocks=14)
+TIGHT_POOL = replace(SMALL, num_blocks=18)
+"""Holds one request of `one` of whatever length, 30 + 40 tokens, and hardly two."""
+PATIENT = ("--worker-liveness-seconds", "60", "--worker-grace-seconds", "600")
+"""A worker that is slow is not taken for lost, nor one that takes long to come back: sessions are counted."""
+STOP_SECONDS = 60
 
 
 async def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +51,7 @@ async def record(processes: Processes, model: Path, *flags: str) -> Path:
         seat_scheduler, processes, model, "--record", str(log), "--check-invariants", "every-step", *flags
     )
     draw = random.Random(11)
-    async with rig_at(seat, TINY_POOL) as rig:
+    async with rig_at(seat, TIGHT_POOL) as rig:
         rig.fake.step_delay = 0.001
         ends = asyncio.gather(*(one(rig, number) for number in range(25)))
         for _ in range(12):
@@ -57,7 +62,7 @@ async def record(processes: Processes, model: Path, *flags: str) -> Path:
         await rig.service.wait_idle()
         samples = await asyncio.to_thread(scrape, seat.metrics_url)
         assert total(samples, "octavo_invariant_violations_total") == 0
-    assert await asyncio.to_thread(seat.process.stop) == 0
+    assert await asyncio.to_thread(seat.process.stop, STOP_SECONDS) == 0
     return log
 
 
@@ -92,15 +97,16 @@ async def test_a_service_in_constant_trouble_replays_without_a_difference(
 async def recorded_run(processes: Processes, model: Path, settings: FakeSettings) -> Path:
     """The log of a quiet service, with one lost worker in between."""
     log = processes.folder / "quiet.log"
-    seat = await asyncio.to_thread(seat_scheduler, processes, model, "--record", str(log), "--record-plans")
+    flags = ["--record", str(log), "--record-plans", *PATIENT]
+    seat = await asyncio.to_thread(seat_scheduler, processes, model, *flags)
     async with rig_at(seat, settings) as rig:
         replies = await rig.service.run_all(messages(12))
         assert replies[1].tokens == wanted(list(messages(12)[1].token_ids.ids), 12)
         await rig.fake.restart()
-        await rig.service.wait_ready(False)
+        await until(lambda: len(rig.fake.sessions) == 2, 60)
         await rig.service.wait_ready()
         await rig.service.run_all(messages(6))
-    assert await asyncio.to_thread(seat.process.stop) == 0
+    assert await asyncio.to_thread(seat.process.stop, STOP_SECONDS) == 0
     return log
 
 
@@ -131,6 +137,7 @@ async def test_a_log_runs_on_a_live_worker_and_differing_tokens_are_named(
         await fake.die()
 
 
+@pytest.mark.timeout(600)
 async def test_a_log_of_a_real_worker_runs_on_another_with_the_same_tokens(
     processes: Processes, tiny_llama: Path
 ) -> None:
@@ -139,16 +146,16 @@ async def test_a_log_of_a_real_worker_runs_on_another_with_the_same_tokens(
     pool = ["--dtype", "float64", "--num-blocks", "20", "--block-size", "4", "--max-model-len", "64"]
     address = f"unix:{processes.folder}/real.sock"
     worker = await asyncio.to_thread(processes.worker, tiny_llama, address, *pool)
-    seat = await asyncio.to_thread(processes.scheduler, tiny_llama, address, "--record", str(log))
+    seat = await asyncio.to_thread(processes.scheduler, tiny_llama, address, "--record", str(log), *PATIENT)
     async with Service(seat.address) as service:
         await service.wait_ready()
         running = asyncio.create_task(service.run_all(messages(10)))
-        await until(lambda: log.stat().st_size > 4000)
+        await until(lambda: log.stat().st_size > 4000, 60)
         await asyncio.to_thread(worker.kill)
         await asyncio.to_thread(processes.worker, tiny_llama, address, *pool)
         replies = await running
         await service.wait_ready()
-    assert await asyncio.to_thread(seat.stop) == 0
+    assert await asyncio.to_thread(seat.stop, STOP_SECONDS) == 0
     other = f"unix:{processes.folder}/other.sock"
     await asyncio.to_thread(processes.worker, tiny_llama, other, *pool)
     done = await replay(str(log), "--worker", other, "--json")
@@ -182,5 +189,5 @@ async def test_a_recording_that_cannot_begin_stops_the_start(processes: Processe
     process = await asyncio.to_thread(
         processes.scheduler, tiny_llama, "127.0.0.1:1", "--record", "/nonexistent/log", wait=False
     )
-    assert await asyncio.to_thread(process.popen.wait, 30) == 2
+    assert await asyncio.to_thread(process.popen.wait, 60) == 2
     assert "/nonexistent/log" in process.log_end()
