@@ -12,7 +12,7 @@ from octavo_client.supervisor.child import ChildSpec
 SERVING = 'print(\'{"event": "serving", "service": "x", "listen": "here", "metrics_port": 7}\', flush=True)'
 HEAD = "import os, signal, subprocess, sys, time\nfrom pathlib import Path\n"
 WAIT = "time.sleep(60)"
-GONE_SECONDS = 10.0
+GONE_SECONDS = 60.0
 
 
 def program(*lines: str, name: str = "worker") -> ChildSpec:

@@ -30,6 +30,12 @@ class _Pages(BaseHTTPRequestHandler):
         """Quiet."""
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer here is one for being late."""
+    monkeypatch.setattr(deployment, "_SECONDS", 60.0)
+
+
 @pytest.fixture
 def url() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Pages) as server:

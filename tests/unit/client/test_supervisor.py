@@ -17,7 +17,7 @@ from octavo_client.supervisor.events import Died, Line, News, Serving, Started, 
 from octavo_client.supervisor.supervisor import RestartPolicy, Supervisor
 from tests.unit.client.children import SERVING, WAIT, alive, counted, gone, program
 
-QUICK = RestartPolicy(first_delay=0.01, max_delay=0.05, max_quick_deaths=3)
+QUICK = RestartPolicy(first_delay=0.01, max_delay=0.05, stable_after=600.0, max_quick_deaths=3)
 
 
 class Run:

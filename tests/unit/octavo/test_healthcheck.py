@@ -11,6 +11,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from octavo.healthcheck import main
 
+PATIENT = ("--timeout", "60")
+"""No answer here is one for being late."""
+
 
 @pytest.fixture
 def address() -> Iterator[str]:
@@ -27,7 +30,7 @@ def address() -> Iterator[str]:
 
 @pytest.mark.parametrize("arguments", [[], ["ready"]])
 def test_serving_is_status_0(address: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([address, *arguments]) == 0
+    assert main([address, *arguments, *PATIENT]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -35,14 +38,14 @@ def test_serving_is_status_0(address: str, arguments: list[str], capsys: pytest.
 def test_anything_else_is_status_1_and_one_line(
     address: str, service: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([address, service]) == 1
+    assert main([address, service, *PATIENT]) == 1
     line = capsys.readouterr().err
     assert said in line
     assert line.count("\n") == 1
 
 
 def test_nobody_there_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["unix:/nowhere/at-all.sock", "--timeout", "2"]) == 1
+    assert main(["unix:/nowhere/at-all.sock", *PATIENT]) == 1
     assert "UNAVAILABLE" in capsys.readouterr().err
 
 
@@ -65,14 +68,14 @@ def url() -> Iterator[str]:
 
 
 def test_200_of_a_url_is_status_0(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([f"{url}/health"]) == 0
+    assert main([f"{url}/health", *PATIENT]) == 0
     assert capsys.readouterr().err == ""
 
 
 def test_another_status_of_a_url_is_status_1_and_says_what_was_answered(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([f"{url}/other"]) == 1
+    assert main([f"{url}/other", *PATIENT]) == 1
     line = capsys.readouterr().err
     assert "503" in line
     assert "no worker" in line
@@ -80,7 +83,7 @@ def test_another_status_of_a_url_is_status_1_and_says_what_was_answered(
 
 
 def test_nobody_at_a_url_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["http://127.0.0.1:1/health", "--timeout", "1"]) == 1
+    assert main(["http://127.0.0.1:1/health", *PATIENT]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -12,7 +12,7 @@ CALL = """
 import grpc
 channel = grpc.insecure_channel("unix:/nowhere")
 try:
-    channel.unary_unary("/a/B")(b"", timeout=5)
+    channel.unary_unary("/a/B")(b"", timeout=60)
 except grpc.RpcError as error:
     print(error.code().name)
 """

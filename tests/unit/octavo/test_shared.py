@@ -57,7 +57,9 @@ def test_a_warning_of_any_package_is_a_log_line() -> None:
     program = (
         "import warnings; from octavo.logging import configure; configure('worker'); warnings.warn('odd')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", program], capture_output=True, text=True, check=True
+    )
     shown = json.loads(done.stderr)
     assert (shown["level"], shown["service"], shown["logger"]) == ("warning", "worker", "py.warnings")
     assert "UserWarning: odd" in shown["message"]
