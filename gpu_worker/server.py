@@ -21,6 +21,7 @@ from gpu_worker.errors import NoGrammarsError, WorkerError
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.step_loop import Session, StepLoop
 from octavo import handshake, transport
+from octavo.binding import why_unbound
 from octavo.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, StaleEpoch, Unavailable
 from octavo.interceptors import ErrorMapping
 from octavo.logging import epoch_text
@@ -206,7 +207,7 @@ class WorkerServer:
         try:
             port = self._server.add_insecure_port(listen)
         except RuntimeError as error:
-            raise WorkerError(f"--listen {listen}: cannot be bound; is it taken?") from error
+            raise WorkerError(f"--listen {listen}: {why_unbound(listen)}") from error
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self.set_serving(False)
         await self._server.start()

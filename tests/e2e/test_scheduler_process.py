@@ -108,7 +108,9 @@ def failure(processes: Processes, *arguments: str) -> str:
     return str(failed.value)
 
 
-def test_what_stops_a_start_is_said_in_one_line(processes: Processes, tiny_llama: Path) -> None:
+def test_what_stops_a_start_is_said_in_one_line(
+    processes: Processes, tiny_llama: Path, tmp_path: Path
+) -> None:
     model = ["--model", str(tiny_llama), "--metrics-port", "0"]
     running = processes.scheduler(tiny_llama, "unix:/nowhere.sock")
     taken = failure(processes, *model, "--listen", running.address)
@@ -116,6 +118,10 @@ def test_what_stops_a_start_is_said_in_one_line(processes: Processes, tiny_llama
     assert '"level": "critical"' in taken
     assert taken.count('"message"') == 1
     assert f"--listen {running.address}: cannot be bound; is it taken?" in taken
+    nowhere = f"unix:{tmp_path}/none/s.sock"
+    assert f"--listen {nowhere}: cannot be bound: No such file" in failure(
+        processes, *model, "--listen", nowhere
+    )
     bad_bind = failure(processes, *model, "--listen", "0.0.0.0:0")
     assert "exit status 2" in bad_bind
     assert "--allow-insecure-bind" in bad_bind

@@ -1,0 +1,43 @@
+"""Why an address cannot be bound, in the system's words."""
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from octavo.binding import why_unbound
+
+
+def test_a_port_that_another_listens_on_may_be_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert why_unbound(f"127.0.0.1:{other.getsockname()[1]}") == "cannot be bound; is it taken?"
+
+
+def test_a_path_that_is_there_may_be_taken(tmp_path: Path) -> None:
+    (tmp_path / "socket").touch()
+    assert why_unbound(f"unix:{tmp_path}/socket") == "cannot be bound; is it taken?"
+    assert (tmp_path / "socket").exists()
+
+
+def test_a_path_without_its_folder_is_not_taken(tmp_path: Path) -> None:
+    assert why_unbound(f"unix:{tmp_path}/none/socket") == "cannot be bound: No such file or directory"
+
+
+@pytest.mark.parametrize("address", ["unix:/root/socket", "127.0.0.1:80"])
+def test_what_the_system_does_not_allow_is_not_taken(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may do all, so the refusal is the test's own."""
+
+    class Refused(socket.socket):
+        def bind(self, place: object, /) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(socket, "socket", Refused)
+    assert why_unbound(address) == "cannot be bound: Permission denied"
+
+
+def test_an_address_is_as_free_afterwards_as_before(tmp_path: Path) -> None:
+    for address in (f"unix:{tmp_path}/socket", "unix-abstract:octavo-test-binding", "127.0.0.1:0"):
+        assert [why_unbound(address) for _ in range(2)] == ["cannot be bound"] * 2
+    assert not list(tmp_path.iterdir())
