@@ -9,6 +9,7 @@ device.
 import json
 import sys
 import tempfile
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,20 @@ CASES = {
 }
 STREAMED = "wide and streamed"
 counts: Counter[str] = Counter()
+_counting = threading.Lock()
+
+
+def count(what: str) -> None:
+    """Threads that compile count too."""
+    with _counting:
+        counts[what] += 1
 
 
 class CountingDriver(StubDriver):
     """Counts the launchers that are asked for."""
 
     def launcher_cls(self, src: object, metadata: object) -> None:
-        counts["launchers"] += 1
+        count("launchers")
 
 
 class StubKernel:
@@ -55,7 +63,7 @@ class StubKernel:
         self.name = name
 
     def launch_metadata(self, *arguments: Any) -> None:
-        counts["launched"] += 1
+        count("launched")
 
     @property
     def run(self) -> Any:
@@ -63,7 +71,7 @@ class StubKernel:
 
 
 def compiled(src: Any, **options: Any) -> StubKernel:
-    counts["compiled"] += 1
+    count("compiled")
     return StubKernel(src.name)
 
 

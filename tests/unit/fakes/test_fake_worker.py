@@ -3,13 +3,16 @@
 import asyncio
 import json
 import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import numpy as np
 import pytest
 
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
+from tests.e2e.processes import REPOSITORY, child_environment
 from tests.fakes.fake_worker import FakeSettings, FakeWorker
 from tests.fakes.faults import FAILS_A_ROW, FaultKind
 from tests.fakes.simulated_kv import expected_tokens
@@ -64,7 +67,7 @@ class BareClient:
         await self.call.write(worker_pb2.RunRequest(plan=self.plan(**changes)))
 
     async def result(self) -> worker_pb2.StepResult:
-        answer = await asyncio.wait_for(self.call.read(), 10)
+        answer = await asyncio.wait_for(self.call.read(), 60)
         return answer.result
 
     async def ask(self, **changes: object) -> worker_pb2.StepResult:
@@ -204,35 +207,47 @@ async def test_refuse_and_restart(worker: FakeWorker, client: BareClient) -> Non
     await fresh.channel.close()
 
 
-async def test_the_process_serves_and_obeys_its_standard_input() -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.fakes.fake_worker", "--num-blocks", "8", "--block-size", "4",
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-    serving = json.loads(await process.stdout.readline())
-    assert (serving["event"], serving["service"]) == ("serving", "worker")
-    process.stdin.write(json.dumps({"do": "script", "prompt": PROMPT, "tokens": [3]}).encode() + b"\n")
-    assert json.loads(await process.stdout.readline()) == {"event": "done"}
-    client = BareClient(serving["listen"])
-    await client.open()
-    assert tokens(await client.ask()) == [3]
-    process.stdin.write(b'{"do": "die"}\n')
-    assert await process.wait() == 137
-    await client.channel.close()
-
-
-async def test_the_process_ends_with_its_standard_input() -> None:
+@asynccontextmanager
+async def fake_process(*flags: str) -> AsyncIterator[Process]:
+    """The fake worker as a process, which has ended at the end."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "tests.fakes.fake_worker",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+        *flags,
+        stdin=PIPE,
+        stdout=PIPE,
+        cwd=REPOSITORY,
+        env=child_environment(),
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert await process.stdout.readline()
-    process.stdin.close()
-    assert await process.wait() == 0
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_the_process_serves_and_obeys_its_standard_input() -> None:
+    async with fake_process("--num-blocks", "8", "--block-size", "4") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        serving = json.loads(await process.stdout.readline())
+        assert (serving["event"], serving["service"]) == ("serving", "worker")
+        process.stdin.write(json.dumps({"do": "script", "prompt": PROMPT, "tokens": [3]}).encode() + b"\n")
+        assert json.loads(await process.stdout.readline()) == {"event": "done"}
+        client = BareClient(serving["listen"])
+        await client.open()
+        assert tokens(await client.ask()) == [3]
+        process.stdin.write(b'{"do": "die"}\n')
+        assert await process.wait() == 137
+        await client.channel.close()
+
+
+async def test_the_process_ends_with_its_standard_input() -> None:
+    async with fake_process() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert await process.stdout.readline()
+        process.stdin.close()
+        assert await process.wait() == 0

@@ -108,12 +108,14 @@ async def test_a_flood_of_plans_ends_the_stream(tiny_llama: Path, monkeypatch: p
         change_logits(worker.runner, hold)
         end = await worker.session(1)
         planner, sequence = HandPlanner(64, 4), HandSequence(0, [5, 6, 7])
-        await end.send(to_message(planner.plan([(sequence, 3)]), 1, EPOCH))
-        await asyncio.to_thread(started.wait)
-        for _ in range(9):
-            await end.send(to_message(planner.plan([(sequence, 1)]), 1, EPOCH))
-        assert await code_of(end.call) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "PLAN_BACKLOG")
-        go_on.set()
+        try:
+            await end.send(to_message(planner.plan([(sequence, 3)]), 1, EPOCH))
+            await asyncio.to_thread(started.wait)
+            for _ in range(9):
+                await end.send(to_message(planner.plan([(sequence, 1)]), 1, EPOCH))
+            assert await code_of(end.call) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "PLAN_BACKLOG")
+        finally:
+            go_on.set()  # the worker's end waits for the plan that runs
         fresh = await worker.session(2)
         assert tokens_of(await fresh.ask(first_plan(2, [1, 2])))
 

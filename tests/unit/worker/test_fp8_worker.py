@@ -30,7 +30,7 @@ SMALL = ("--num-blocks", "32", "--max-num-seqs", "4", "--max-num-batched-tokens"
 
 
 def examined(model: Path, *flags: str) -> Examined:
-    return examine(read_settings(["--model", str(model), *SMALL, *flags]))
+    return examine(read_settings(["--model", str(model), "--device", "cpu", *SMALL, *flags]))
 
 
 def test_it_says_what_its_pool_is(tiny_llama: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from octavo.environment import WORKER_NAMES
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 
 SMALL = ("--num-blocks", "32", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--threads", "1")
+ON_A_CPU = ("--device", "cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings_of(model: Path, *flags: str) -> Settings:
-    return read_settings(["--model", str(model), *SMALL, *flags])
+    return read_settings(["--model", str(model), *ON_A_CPU, *SMALL, *flags])
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,10 @@ def settings_of(model: Path, *flags: str) -> Settings:
         (("--device", "cuda"), "--device cuda: torch sees no CUDA device here"),
     ],
 )
-def test_a31_refused_before_any_weight_is_read(tiny_llama: Path, flags: tuple[str, ...], words: str) -> None:
+def test_a31_refused_before_any_weight_is_read(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     settings = settings_of(tiny_llama, *flags)
     with pytest.raises(SettingsError) as caught:
         examine(settings)
@@ -71,7 +75,7 @@ def test_a_variable_is_named_as_it_was_given(tiny_llama: Path, monkeypatch: pyte
 
 
 def test_a31_no_room_for_a_pool_is_an_error_with_the_knob(tiny_llama: Path) -> None:
-    settings = read_settings(["--model", str(tiny_llama), "--gpu-memory-utilization", "0.000001"])
+    settings = read_settings(["--model", str(tiny_llama), *ON_A_CPU, "--gpu-memory-utilization", "0.000001"])
     with pytest.raises(SettingsError, match="raise --gpu-memory-utilization"):
         load(examine(settings))
 

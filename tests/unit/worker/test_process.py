@@ -17,8 +17,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
-from tests.e2e.processes import REPOSITORY, Processes, child_environment
+from tests.e2e.processes import REPOSITORY, STOP_SECONDS, Processes, child_environment
 
+ON_A_CPU = ("--device", "cpu", "--listen", "127.0.0.1:0", "--metrics-port", "0")
 SMALL = ("--num-blocks", "32", "--max-num-seqs", "4", "--max-num-batched-tokens", "64")
 
 
@@ -83,9 +84,7 @@ def test_what_cannot_work_is_said_in_one_line(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         given = [flag.format(taken=port) for flag in flags]
-        code, lines = run_worker(
-            ["--model", str(tiny_llama), "--listen", "127.0.0.1:0", "--metrics-port", "0", *given]
-        )
+        code, lines = run_worker(["--model", str(tiny_llama), *ON_A_CPU, *given])
     assert code == status
     assert lines[-1]["message"].startswith(words.format(taken=port))
     assert "exception" not in lines[-1]
@@ -96,7 +95,7 @@ def run_worker(arguments: list[str]) -> tuple[int, list[dict[str, str]]]:
         [sys.executable, "-m", "gpu_worker", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         cwd=REPOSITORY,
         env=child_environment(),
     )
@@ -114,7 +113,7 @@ sys.stdin.read()
 
 
 def test_a25_a_worker_started_by_a_supervisor_ends_with_it(tiny_llama: Path) -> None:
-    flags = ["--model", str(tiny_llama), "--listen", "127.0.0.1:0", "--metrics-port", "0", *SMALL]
+    flags = ["--model", str(tiny_llama), *ON_A_CPU, *SMALL]
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, *flags, "--exit-with-parent"],
         stdin=subprocess.PIPE,
@@ -128,7 +127,7 @@ def test_a25_a_worker_started_by_a_supervisor_ends_with_it(tiny_llama: Path) -> 
     assert json.loads(parent.stdout.readline())["event"] == "serving"
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + STOP_SECONDS
     while alive(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(child)
@@ -159,7 +158,13 @@ sys.exit(main(["--model", "nowhere", "--device", "cpu"]))
 
 def test_sigterm_before_the_worker_lives_ends_it_with_a_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", TOLD_WHILE_IMPORTING], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", TOLD_WHILE_IMPORTING],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=REPOSITORY,
+        env=child_environment(),
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stderr)["message"] == "stopped while starting"
@@ -172,12 +177,12 @@ def test_sigterm_while_loading_ends_at_once(processes: Processes, tiny_llama: Pa
         assert worker.alive()
         time.sleep(0.005)
     worker.popen.send_signal(signal.SIGTERM)
-    assert worker.popen.wait(20) == 0
+    assert worker.popen.wait(STOP_SECONDS) == 0
 
 
 def test_a_poisoned_device_ends_the_process_with_one_line(processes: Processes, tiny_llama: Path) -> None:
     """The step is answered first; then the process ends, so that whoever started it can start another."""
-    flags = ["--model", str(tiny_llama), "--listen", "127.0.0.1:0", "--metrics-port", "0", *SMALL]
+    flags = ["--model", str(tiny_llama), *ON_A_CPU, *SMALL]
     worker = processes.start("breaking", "tests.unit.worker.breaking_worker", *flags)
     with grpc.insecure_channel(worker.address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
@@ -190,7 +195,8 @@ def test_a_poisoned_device_ends_the_process_with_one_line(processes: Processes, 
         failure = next(answers).result.failure
     assert failure.reason == worker_pb2.STEP_FAILURE_REASON_DEVICE_ERROR
     assert failure.detail == "CUDA error: an illegal memory access was encountered"
-    assert worker.popen.wait(20) == 1
-    errors = [line for line in map(json.loads, worker.log_end().splitlines()) if line["level"] == "error"]
+    assert worker.popen.wait(STOP_SECONDS) == 1
+    lines = map(json.loads, worker.err.read_text().splitlines())
+    errors = [line for line in lines if line["level"] == "error"]
     last = "cannot go on: CUDA error: an illegal memory access was encountered"
     assert errors[-1]["message"] == last

@@ -1,9 +1,11 @@
 """What comes before PyTorch is imported: the device is woken where it may be used, and settings are read."""
 
 import logging
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import gpu_worker.__main__
 from gpu_worker import life, wake
+from tests.e2e.processes import REPOSITORY, child_environment
 
 
 class StubDriver:
@@ -47,18 +50,38 @@ def test_without_a_driver_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> No
         thread.join()
 
 
+@pytest.fixture
+def left_as_it_was() -> Iterator[None]:
+    """A worker's `main` takes its process' signals, with which no later test would ever be interrupted, and
+    sets the level of its log.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("left_as_it_was")
 @pytest.mark.parametrize(("device", "woken"), [("cpu", 0), ("auto", 1), ("cuda", 1)])
 def test_a_worker_on_a_cpu_wakes_no_device(monkeypatch: pytest.MonkeyPatch, device: str, woken: int) -> None:
     calls = list[SimpleNamespace]()
     monkeypatch.setattr(wake, "wake_device", lambda: calls.append(SimpleNamespace()))
     monkeypatch.setattr(life, "run", lambda settings, clock: 0)
     monkeypatch.setattr(gpu_worker.__main__, "configure", lambda service: None)
-    monkeypatch.setattr(logging.getLogger(), "level", logging.getLogger().level)
     assert gpu_worker.__main__.main(["--model", "m", "--device", device]) == 0
     assert len(calls) == woken
 
 
 def test_settings_are_read_before_anything_large_is_imported() -> None:
     code = "import sys, gpu_worker.__main__; print({'torch', 'grpc', 'transformers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPOSITORY,
+        env=child_environment(),
+    )
     assert done.stdout.strip() == "set()"
