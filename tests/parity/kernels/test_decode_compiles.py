@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.fixtures.programs import told_by
+from tests.fixtures.programs import PATIENT, told_by
+
+pytestmark = PATIENT
 
 
 @pytest.fixture(scope="module")

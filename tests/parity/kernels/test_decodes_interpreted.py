@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from paged_kernels.testing import TOLERANCE
-from tests.fixtures.programs import told_by
+from tests.fixtures.programs import PATIENT, told_by
 from tests.parity.kernels import interpreted_decodes
+
+pytestmark = PATIENT
 
 
 @pytest.fixture(scope="module")

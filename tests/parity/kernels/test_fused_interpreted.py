@@ -3,7 +3,9 @@
 Owns the verdicts; knows no GPU. Invariant: this process never sets TRITON_INTERPRET.
 """
 
-from tests.fixtures.programs import told_by
+from tests.fixtures.programs import PATIENT, told_by
+
+pytestmark = PATIENT
 
 
 def test_fused_kernels_equal_their_references() -> None:

@@ -1,6 +1,8 @@
 """Streamed products of two models compile for compute capability 9.0 with the Triton that is installed."""
 
-from tests.fixtures.programs import told_by
+from tests.fixtures.programs import PATIENT, told_by
+
+pytestmark = PATIENT
 
 _SHARED_BYTES = 232448
 """What a program may have on such a device; two fit with 1 KiB each that the device takes for itself."""

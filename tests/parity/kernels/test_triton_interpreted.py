@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from paged_kernels.testing import TOLERANCE
 from paged_kernels.triton_impl import paged_attention as launch
 from paged_kernels.triton_impl import tiles as tiles_of
-from tests.fixtures.programs import told_by
+from tests.fixtures.programs import PATIENT, told_by
 from tests.parity.kernels import interpreted
+
+pytestmark = PATIENT
 
 
 @pytest.fixture(scope="module")

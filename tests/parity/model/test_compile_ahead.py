@@ -1,7 +1,9 @@
 """Kernels that compile in threads at start are those that the start launches; nothing is missed."""
 
 from tests.fixtures.graph_cases import SHAPES
-from tests.fixtures.programs import told_by
+from tests.fixtures.programs import PATIENT, told_by
+
+pytestmark = PATIENT
 
 
 def test_whatever_a_start_launches_was_asked_for_ahead() -> None:

@@ -1,12 +1,11 @@
 """Fused kernels and steps padded to fixed sizes give the tokens of the plain path, on interpreted kernels."""
 
-import pytest
-
 from tests.fixtures.graph_cases import SHAPES
-from tests.fixtures.programs import told_by
+from tests.fixtures.programs import PATIENT, told_by
+
+pytestmark = PATIENT
 
 
-@pytest.mark.timeout(600)
 def test_fused_and_fixed_size_steps_equal_the_torch_path() -> None:
     results = told_by("tests.parity.model.interpreted_graphs", interpreted=True)
     assert set(results) == {*SHAPES, "qwen3_moe", "gemma2"}
@@ -20,7 +19,6 @@ def test_fused_and_fixed_size_steps_equal_the_torch_path() -> None:
     }
 
 
-@pytest.mark.timeout(600)
 def test_fixed_size_steps_fit_what_flash_attn_takes() -> None:
     """float32 on stand-ins that check every argument: padding, wide tables, hits and chunks as captured."""
     assert told_by("tests.parity.model.interpreted_flash", interpreted=True) == {
