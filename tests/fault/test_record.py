@@ -186,8 +186,9 @@ async def test_a_worker_that_cannot_run_the_log_is_refused(
 
 
 async def test_a_recording_that_cannot_begin_stops_the_start(processes: Processes, tiny_llama: Path) -> None:
+    log = str(processes.folder / "none" / "log")
     process = await asyncio.to_thread(
-        processes.scheduler, tiny_llama, "127.0.0.1:1", "--record", "/nonexistent/log", wait=False
+        processes.scheduler, tiny_llama, "127.0.0.1:1", "--record", log, wait=False
     )
     assert await asyncio.to_thread(process.popen.wait, 60) == 2
-    assert "/nonexistent/log" in process.log_end()
+    assert log in process.log_end()

@@ -13,6 +13,7 @@ from paged_kernels import kernel_cache
 from paged_kernels.contracts import BackendUnavailableError
 from paged_kernels.cpu_impl import ahead, build, library
 
+NO_COMPILER = f"{__file__}.absent"
 X86 = ahead.LEVELS["x86_64"]
 
 
@@ -20,7 +21,7 @@ X86 = ahead.LEVELS["x86_64"]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache without a native library, on a machine without a compiler."""
     monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.setenv("CXX", NO_COMPILER)
     return tmp_path
 
 
@@ -87,7 +88,7 @@ def test_a_level_compiled_here_loads_without_a_compiler(
     monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(ahead, "LEVELS", {platform.machine(): levels[-1:]})
     assert len(ahead.compile_all(tmp_path)) == 1
-    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.setenv("CXX", NO_COMPILER)
     path, origin = library.library_path()
     assert origin == f"compiled ahead for {levels[-1].name}"
     assert ctypes.CDLL(str(path)).octavo_lanes() >= 4

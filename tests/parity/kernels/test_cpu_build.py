@@ -19,6 +19,7 @@ from paged_kernels.cpu_impl import build, library
 
 VERSION = 'if [ "$1" = --version ]; then echo "stub 1.0"; exit 0; fi; '
 WORKS = VERSION + 'for last; do :; done; echo "$$" > "$last"'
+NO_COMPILER = f"{__file__}.absent"
 FAILS = VERSION + 'echo "x.cpp:1: error: no such flag" >&2; exit 1'
 
 
@@ -102,7 +103,7 @@ def test_two_processes_at_once_leave_one_whole_library(tmp_path: Path, own_cache
 def test_without_a_compiler_auto_says_so_once_and_uses_torch(
     unloaded: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.setenv("CXX", NO_COMPILER)
     monkeypatch.setattr(dispatch, "_said", set[str]())  # another test of this process may have heard it
     with caplog.at_level(logging.WARNING):
         kernels = dispatch.select("auto", "cpu", torch.float32, 64, 16)
@@ -124,7 +125,7 @@ def test_without_a_compiler_auto_says_so_once_and_uses_torch(
 def test_by_name_it_raises_with_the_reason(
     unloaded: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, message: str
 ) -> None:
-    monkeypatch.setenv("CXX", "/nowhere/c++" if text is None else stub(tmp_path, text))
+    monkeypatch.setenv("CXX", NO_COMPILER if text is None else stub(tmp_path, text))
     with pytest.raises(BackendUnavailableError, match=message):
         dispatch.select("cpu", "cpu", torch.float32, 64, 16)
 

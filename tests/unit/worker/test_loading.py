@@ -19,6 +19,7 @@ from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 
 SMALL = ("--num-blocks", "32", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--threads", "1")
 ON_A_CPU = ("--device", "cpu")
+ABSENT = f"{__file__}.absent"
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def settings_of(model: Path, *flags: str) -> Settings:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--model", "/nonexistent"), "--model /nonexistent: is neither a folder nor a .gguf file"),
+        (("--model", ABSENT), f"--model {ABSENT}: is neither a folder nor a .gguf file"),
         (
             ("--model-impl", "transformers", "--num-layers", "9", "--load-format", "dummy"),
             "--num-layers 9: must be at most 2, the model's layers",
