@@ -17,21 +17,28 @@ settings.register_profile("drawn", derandomize=False, print_blob=True, **_UNTIME
 settings.load_profile("repeatable")
 
 
-# nohup ignores SIGHUP, and a shell's `&` SIGINT, for all that they start, and for what the tests start then.
-_DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+# nohup ignores SIGHUP, and a shell's `&` SIGINT, for all that they start, and for what the tests start then;
+# who ignores SIGCHLD learns no exit status.
+_DEFAULTS: dict[int, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGCHLD: signal.SIG_DFL,
+}
 
 
 def pytest_configure() -> None:
-    """What is set where the tests run, for other programs, changes no test: signals, Octavo's variables, and
-    proxies, which gRPC and urllib would ask for this machine's own addresses.
+    """What is set where the tests run, for other programs, changes no test: signals, the variables of Octavo
+    and of its tracing, and proxies, which gRPC and urllib would ask for this machine's own addresses.
     """
-    for name in [name for name in os.environ if name.startswith("OCTAVO_")]:
+    for name in [name for name in os.environ if name.startswith(("OCTAVO_", "OTEL_"))]:
         del os.environ[name]
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
     for number, default in _DEFAULTS.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFAULTS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

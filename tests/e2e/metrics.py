@@ -9,14 +9,18 @@ import urllib.request
 
 def exposition(url: str) -> str:
     """The text of one scrape."""
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return str(answer.read().decode())
 
 
 def scrape(url: str) -> dict[str, float]:
     """Every sample of the address, `name{labels}` to value."""
-    lines = exposition(url).splitlines()
-    samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return parsed(exposition(url))
+
+
+def parsed(text: str) -> dict[str, float]:
+    """The samples of one scrape's text."""
+    samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
     return {name: float(value) for name, value in samples}
 
 

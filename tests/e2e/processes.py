@@ -10,15 +10,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
 import psutil  # type: ignore[import-untyped]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-START_SECONDS = 60.0
-STOP_SECONDS = 10.0
+START_SECONDS = 100.0
+STOP_SECONDS = 60.0
+END_SECONDS = 10.0
+"""For each process at a test's own end, where nobody asks how it ended."""
 POLL_SECONDS = 0.02
+_OF_SERVICES = ("OCTAVO_", "OTEL_", "GRPC_")
+_OF_OUTPUT = {
+    "PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONASYNCIODEBUG", "PYTHONVERBOSE", "PYTHONINSPECT",
+    "PYTHONPROFILEIMPORTTIME", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES",
+}  # fmt: skip
 
 
 class ProcessFailed(Exception):
@@ -66,11 +74,13 @@ class ServiceProcess:
         """The next whole line of standard output, {} when it is not JSON. Raises ProcessFailed."""
         deadline = time.monotonic() + timeout
         while True:
+            # Before its lines are read: the last may come with its end.
+            over = self.popen.poll() is not None or time.monotonic() > deadline
             lines = self.out.read_bytes().split(b"\n")[:-1]
             if len(lines) > self._lines_read:
                 self._lines_read += 1
                 return _parsed(lines[self._lines_read - 1])
-            if self.popen.poll() is not None or time.monotonic() > deadline:
+            if over:
                 raise ProcessFailed(f"{self.name}: exit status {self.popen.poll()}\n{self.log_end()}")
             time.sleep(POLL_SECONDS)
 
@@ -168,10 +178,27 @@ class Processes:
         for process in self.started:
             process.ask_to_stop()
         for process in self.started:
-            process.stop()
+            process.stop(END_SECONDS)
 
     def logs(self) -> list[tuple[str, str]]:
         return [(process.name, process.log_end()) for process in self.started]
+
+
+def until_gone(pids: Iterable[int], timeout: float = STOP_SECONDS) -> None:
+    """Waits until none of the processes runs; who is left for its parent to read runs no more. Raises
+    AssertionError.
+    """
+    deadline = time.monotonic() + timeout
+    while left := [pid for pid in pids if _runs(pid)]:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(POLL_SECONDS)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
+    except psutil.NoSuchProcess:
+        return False
 
 
 def children_of(pid: int, word: str) -> list[int]:
@@ -195,7 +222,10 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def child_environment() -> dict[str, str]:
-    """This environment without OCTAVO_* and proxies, one thread a process, quiet gRPC."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("OCTAVO_") and "proxy" not in k.lower()}
+    """This environment without what would change a service or its output: one thread a process, quiet gRPC,
+    UTF-8.
+    """
+    left = {name for name in os.environ if name.startswith(_OF_SERVICES) or name.lower().endswith("_proxy")}
+    kept = {name: value for name, value in os.environ.items() if name not in left | _OF_OUTPUT}
     fixed = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE", "HF_HUB_OFFLINE": "1"}
-    return kept | fixed
+    return kept | fixed | {"PYTHONUTF8": "1"}

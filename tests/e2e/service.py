@@ -18,6 +18,8 @@ from octavo.v1 import inference_pb2_grpc, kv_cache_pb2, kv_cache_pb2_grpc
 
 SERVICE = "octavo.v1.InferenceService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
+PATIENCE = 60.0
+"""Seconds after which what a test waits for is thought to be lost. No test is about this time."""
 
 
 @dataclass
@@ -122,14 +124,18 @@ class Service:
         await self.channel.close()
 
     async def ready(self) -> bool:
-        """Whether the inference service is ready to take work; False too when nobody answers."""
+        """Whether the inference service is ready to take work; False too where nobody listens. Raises
+        AioRpcError (DEADLINE_EXCEEDED) where somebody does and says nothing.
+        """
         try:
             check = health_pb2.HealthCheckRequest(service=SERVICE)
-            return bool((await self.health.Check(check, timeout=2)).status == SERVING)
-        except grpc.aio.AioRpcError:
+            return bool((await self.health.Check(check, timeout=PATIENCE)).status == SERVING)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
             return False
 
-    async def wait_ready(self, wanted: bool = True, timeout: float = 30.0) -> float:  # noqa: ASYNC109
+    async def wait_ready(self, wanted: bool = True, timeout: float = PATIENCE) -> float:  # noqa: ASYNC109
         """Polls until readiness is as wanted; returns the seconds it took. Raises TimeoutError."""
         start = time.monotonic()
         while await self.ready() != wanted:
@@ -168,13 +174,13 @@ class Service:
         )
         return answer
 
-    async def wait_waiting(self, requests: int, timeout: float = 10.0) -> None:  # noqa: ASYNC109
+    async def wait_waiting(self, requests: int, timeout: float = PATIENCE) -> None:  # noqa: ASYNC109
         """Polls until so many requests wait. Raises TimeoutError."""
         async with asyncio.timeout(timeout):
             while (await self.stats()).waiting_requests != requests:  # noqa: ASYNC110 - seen from outside
                 await asyncio.sleep(0.005)
 
-    async def wait_idle(self, timeout: float = 10.0) -> kv_cache_pb2.GetKvCacheStatsResponse:  # noqa: ASYNC109
+    async def wait_idle(self, timeout: float = PATIENCE) -> kv_cache_pb2.GetKvCacheStatsResponse:  # noqa: ASYNC109
         """Polls until no request runs or waits and no block is held. Raises TimeoutError."""
         async with asyncio.timeout(timeout):
             while True:

@@ -60,10 +60,12 @@ async def test_an_id_is_one_stream_s_while_it_lives_and_nobody_else_aborts_it_th
     await first.send(request(prompt_of(5), 300, request_id="mine"))
     while not first.replies["mine"].tokens:
         assert await first.read()
+    rig.fake.hold()  # it lives until then
     await second.send(request(prompt_of(6), 5, request_id="mine"))
     await second.call.write(pb.GenerateBatchRequest(abort_request_id="mine"))
     assert await second.read()
     assert second.errors == [("mine", "REQUEST_ID_LIVE")]
+    await rig.fake.release()
     await first.finish()
     assert first.replies["mine"].tokens == wanted(prompt_of(5), 300)
     await second.send(request(prompt_of(6), 5, request_id="mine"))
@@ -77,7 +79,11 @@ async def test_a01_an_abort_ends_every_sequence_of_a_request(rig: Rig) -> None:
     await batch.send(message, request(prompt_of(6), 10, request_id="other"))
     while len(batch.replies["group"].branches) < 3:
         assert await batch.read()
+    rig.fake.hold()
     await batch.call.write(pb.GenerateBatchRequest(abort_request_id="group"))
+    while len(batch.replies["group"].ends) < 3:
+        assert await batch.read()
+    await rig.fake.release()
     await batch.finish()
     assert batch.replies["group"].ends == dict.fromkeys(range(3), ("ABORTED", None))
     assert batch.replies["other"].tokens == wanted(prompt_of(6), 10)
@@ -86,7 +92,7 @@ async def test_a01_an_abort_ends_every_sequence_of_a_request(rig: Rig) -> None:
 
 async def test_a23_a_deadline_of_the_call_ends_all_of_it(rig: Rig) -> None:
     batch = Batch(rig)
-    batch.call = rig.service.inference.GenerateBatch(timeout=0.5)
+    batch.call = rig.service.inference.GenerateBatch(timeout=2)
     await batch.send(*(request(prompt_of(5, seed), 8000, request_id=f"{seed}") for seed in range(4)))
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         await batch.finish()

@@ -169,7 +169,7 @@ async def test_a14_groups_survive_preemption_and_a_killed_worker(
     settings = replace(SMALL, num_blocks=20, step_delay=0.002)
     async with rig_at(seat_scheduler(processes, tiny_llama, "--worker-grace-seconds", "60"), settings) as rig:
         prompts = [prompt_of(9 + place, 120 + place) for place in range(3)]
-        runs = [asyncio.create_task(stream(rig, many(prompt, 14, 4))) for prompt in prompts]
+        runs = await rig.together(stream(rig, many(prompt, 14, 4)) for prompt in prompts)
         await until(lambda: len(rig.fake.plans) > 10)
         await rig.fake.restart()
         answers = await asyncio.gather(*runs)

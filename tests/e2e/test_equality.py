@@ -15,7 +15,7 @@ import pytest
 from octavo.v1 import inference_pb2 as pb
 from scheduler_svc.core.plan import branch_seed
 from tests.e2e.processes import Processes, ServiceProcess
-from tests.e2e.rig import prompt_of, until
+from tests.e2e.rig import PATIENT, prompt_of, until
 from tests.e2e.service import Reply, Service, request
 
 BLOCK = 4
@@ -43,7 +43,7 @@ class Bench:
 
     @contextmanager
     def scheduler(self, *flags: str) -> Iterator[str]:
-        process = self.processes.scheduler(self.model, self.worker.address, *flags)
+        process = self.processes.scheduler(self.model, self.worker.address, *PATIENT, *flags)
         try:
             yield process.address
         finally:
@@ -92,6 +92,21 @@ async def run(address: str, messages: list[pb.GenerateRequest], together: bool =
         return [await service.run(message) for message in messages]
 
 
+async def crowd(bench: Bench, address: str, messages: list[pb.GenerateRequest]) -> list[Reply]:
+    """All at once: the worker stands still until the scheduler has all that wait for no grammar."""
+    plain = sum(not message.HasField("response_format") for message in messages)
+    async with Service(address) as service:
+        await service.wait_ready()
+        bench.worker.freeze()
+        try:
+            replies = asyncio.gather(*(service.run(message) for message in messages))
+            while len({one.request_id for one in (await service.stats()).requests}) < plain:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        finally:
+            bench.worker.thaw()
+        return list(await replies)
+
+
 @pytest.fixture(scope="module")
 def bench(tiny_llama: Path, shared_processes: Processes) -> Bench:
     return _bench(tiny_llama, shared_processes)
@@ -129,7 +144,7 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a06_a12_a18_the_tokens_are_those_of_the_cold_run(bench: Bench, cold: list[Reply], name: str) -> None:
     with bench.scheduler(*SETTINGS[name]) as address:
-        replies = asyncio.run(run(address, cases()))
+        replies = asyncio.run(crowd(bench, address, cases()))
         again = asyncio.run(run(address, cases()))  # over what the first round left in the cache
     for round_ in (replies, again):
         assert [reply.tokens for reply in round_] == [reply.tokens for reply in cold]
@@ -172,7 +187,7 @@ def test_a14_branch_i_is_the_single_run_with_its_derived_seed(
     messages = [group(number, BRANCHES, number) for number in range(GROUPS)]
     with bench.scheduler(*GROUP_SETTINGS.get(name, SETTINGS.get(name, ()))) as address:
         if name in SETTINGS:
-            replies = asyncio.run(run(address, messages))
+            replies = asyncio.run(crowd(bench, address, messages))
         else:
             replies = asyncio.run(_with_the_worker_killed(bench, address, messages))
     for number, (reply, wanted) in enumerate(zip(replies, singles, strict=True)):

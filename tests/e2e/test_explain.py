@@ -28,8 +28,7 @@ async def test_who_waits_is_told_why_and_who_runs_what_it_was_served(
     async with rig_at(seat, replace(SMALL, num_blocks=16)) as rig:
         await rig.service.generate(prompt_of(13), 1)
         _, first = await rig.begin(request(prompt_of(13) + [5] * 12, 30, request_id="first"))
-        rig.fake.hold()
-        await asyncio.sleep(0.05)
+        await rig.hold()
         others = [
             asyncio.create_task(rig.service.run(request(prompt_of(40, seed), 2, request_id=f"r{seed}")))
             for seed in (1, 2)
@@ -69,10 +68,8 @@ async def test_each_sequence_of_a_request_has_its_own_table_and_explanation(
     async with rig_at(seat) as rig:
         message = request(prompt_of(10), 30, request_id="three", temperature=1.0)
         message.n = 3
-        task = asyncio.create_task(rig.service.run(message))
-        rig.fake.hold()
-        await rig.fake.release(3)
-        await rig.fake.wait_for_plans(4)
+        (task,) = await rig.together([rig.service.run(message)])
+        await rig.hold(after=3)
         summaries = [s for s in (await rig.service.stats()).requests if s.request_id == "three"]
         assert sorted(summary.index for summary in summaries) == [0, 1, 2]
         tables = [
@@ -104,15 +101,12 @@ async def test_who_is_swapped_out_waits_for_the_transfer_and_top_shows_it(
     seat = await asyncio.to_thread(seat_scheduler, processes, tiny_llama, "--preemption", "swap")
     settings = replace(SMALL, num_blocks=12, num_host_blocks=64, transfer_lag=100)
     async with rig_at(seat, settings) as rig:
-        rig.fake.hold()
-        crowd = [
-            asyncio.create_task(rig.service.run(request(prompt_of(9, i), 30, request_id=f"r{i}")))
-            for i in range(2)
-        ]
+        crowd = await rig.together(
+            rig.service.run(request(prompt_of(9, i), 30, request_id=f"r{i}")) for i in range(2)
+        )
         waiting: list[kv.RequestSummary] = []
         while not waiting:
-            await rig.fake.release(1)
-            await asyncio.sleep(0.02)
+            await rig.hold(after=1)
             waiting = [one for one in (await rig.service.stats()).requests if one.host_blocks]
         (swapped,) = waiting
         found = await explain(rig, swapped.request_id)

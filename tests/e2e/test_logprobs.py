@@ -136,7 +136,7 @@ async def test_a15_preempted_and_recovered_requests_are_told_each_token_once(
     seat = seat_scheduler(processes, tiny_llama, "--max-prefill-chunk", "5", "--worker-grace-seconds", "60")
     async with rig_at(seat, settings) as rig:
         prompts = [prompt_of(9 + place, 20 + place) for place in range(5)]
-        runs = [asyncio.create_task(streamed(rig, asking(prompt, 12, 1, 0))) for prompt in prompts]
+        runs = await rig.together(streamed(rig, asking(prompt, 12, 1, 0)) for prompt in prompts)
         await until(lambda: len(rig.fake.plans) > 12)
         await rig.fake.restart()
         for prompt, reply in zip(prompts, await asyncio.gather(*runs), strict=True):
@@ -151,10 +151,9 @@ async def test_a26_an_answer_without_logprobs_fails_those_that_asked(rig: Rig) -
     rig.fake.step_delay = 0.002
     prompts = [prompt_of(5 + place, 40 + place) for place in range(4)]
     tops = [(1, None), (None, None), (0, None), (None, None)]
-    runs = [
-        asyncio.create_task(streamed(rig, asking(prompt, 40, *top)))
-        for prompt, top in zip(prompts, tops, strict=True)
-    ]
+    runs = await rig.together(
+        streamed(rig, asking(prompt, 40, *top)) for prompt, top in zip(prompts, tops, strict=True)
+    )
     await until(lambda: any(len(plan.sample_rows) == 4 for plan in rig.fake.plans))
     rig.fake.inject(FaultKind.LACK_LOGPROBS)
     replies = await asyncio.gather(*runs)

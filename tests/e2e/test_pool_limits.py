@@ -90,7 +90,9 @@ async def test_a28_without_shared_text_nothing_counts_as_a_hit(seat: SchedulerSe
     async with rig_at(seat, replace(SMALL, num_blocks=24)) as rig:
         before = await rig.service.stats()
         prompts = [prompt_of(20 + i, 500 + i) for i in range(8)]
-        replies = await rig.service.run_all([request(prompt, 40) for prompt in prompts])
+        replies = await asyncio.gather(
+            *await rig.together(rig.service.generate(prompt, 40) for prompt in prompts)
+        )
         after = await rig.service.wait_idle()
     assert sum(reply.preemptions for reply in replies) > 0
     assert [reply.cached for reply in replies] == [0] * 8

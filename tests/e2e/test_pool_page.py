@@ -17,7 +17,7 @@ from octavo.v1 import kv_cache_pb2 as kv
 from scheduler_svc.pool_page.watch import INTERVAL_SECONDS, MAX_VIEWERS
 from tests.e2e.processes import Processes, ProcessFailed
 from tests.e2e.rig import Rig, SchedulerSeat, prompt_of, rig_at, seat_scheduler
-from tests.e2e.service import request
+from tests.e2e.service import PATIENCE, request
 from tests.fakes.pool_reader import PoolReader
 
 TOKEN = "a-token-of-the-tests-0123456789"
@@ -29,7 +29,7 @@ def port_of(seat: SchedulerSeat) -> int:
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
     """Status, headers in lower case, body."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -40,7 +40,7 @@ def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int,
 
 @contextmanager
 def stream(port: int, **headers: str) -> Iterator[http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     connection.request("GET", "/pool/stream", headers=headers)
     answer = connection.getresponse()
     try:
@@ -84,15 +84,13 @@ def seat(shared_processes: Processes, tiny_llama: Path) -> SchedulerSeat:
 
 async def test_the_stream_shows_the_pool_that_grpc_shows(seat: SchedulerSeat) -> None:
     async with rig_at(seat) as rig:
-        rig.fake.hold()
         shared = prompt_of(9)
-        runs = [
-            asyncio.create_task(rig.service.run(request([*shared, i], 40, request_id=f"r{i}")))
-            for i in range(3, 6)
-        ]
+        runs = await rig.together(
+            rig.service.run(request([*shared, i], 40, request_id=f"r{i}")) for i in range(3, 6)
+        )
         for _ in range(4):
-            await rig.fake.release(2)
-            await asyncio.sleep(2 * INTERVAL_SECONDS)
+            await rig.hold(after=2)
+            await asyncio.sleep(2 * INTERVAL_SECONDS)  # a sample may be as old as one
             reader = await asyncio.to_thread(read_whole, port_of(seat))
             await assert_same_as_the_pool_map(rig, reader)
         assert sorted(reader.ids.values()) == ["r3", "r4", "r5"]
@@ -115,7 +113,7 @@ async def test_what_happens_is_told_while_it_happens(seat: SchedulerSeat) -> Non
             await rig.service.generate(prompt_of(40), 2, request_id="second")
             for seed in range(1, 8):
                 await rig.service.generate(prompt_of(40, seed), 2)
-            for _ in range(10):
+            while sum(event["kind"] == "ended" for event in reader.events) < 9:
                 await asyncio.to_thread(read_update, answer, reader)
         kinds = {event["kind"] for event in reader.events}
         assert {"admitted", "ended", "evicted", "copy"} <= kinds
@@ -127,13 +125,11 @@ async def test_what_happens_is_told_while_it_happens(seat: SchedulerSeat) -> Non
 
 async def test_a_click_is_answered_and_nothing_tells_a_prompt(seat: SchedulerSeat) -> None:
     async with rig_at(seat) as rig:
-        rig.fake.hold()
         secret = prompt_of(13, seed=77)
-        task = asyncio.create_task(
-            rig.service.run(request(secret, 40, request_id="a", cache_salt="of-a-tenant"))
+        (task,) = await rig.together(
+            [rig.service.run(request(secret, 40, request_id="a", cache_salt="of-a-tenant"))]
         )
-        await rig.fake.release(3)
-        await rig.fake.wait_for_plans(4)
+        await rig.hold(after=3)
         await asyncio.sleep(1.5 * INTERVAL_SECONDS)  # a sample may be as old as this
         port = port_of(seat)
         reader = await asyncio.to_thread(read_whole, port)
@@ -196,7 +192,8 @@ def test_only_so_many_may_watch_and_who_leaves_makes_room(seat: SchedulerSeat) -
 @contextmanager
 def admitted(port: int) -> Iterator[http.client.HTTPResponse]:
     """A stream that is let in, after a while perhaps."""
-    for _ in range(200):
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
         with stream(port) as answer:
             if answer.status == 200:
                 yield answer

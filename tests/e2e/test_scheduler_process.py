@@ -17,7 +17,7 @@ from tests.fakes.fake_worker import FakeWorker
 HEAVY = ("torch", "transformers", "triton", "gpu_worker", "paged_kernels", "octavo_client")
 
 
-async def ended(process: ServiceProcess, seconds: float = 20.0) -> int:
+async def ended(process: ServiceProcess, seconds: float = 60.0) -> int:
     return await asyncio.to_thread(process.popen.wait, seconds)
 
 
@@ -49,16 +49,17 @@ async def test_sigterm_refuses_new_work_finishes_the_rest_and_exits_0(
     seat = await asyncio.to_thread(seat_scheduler, processes, tiny_llama)
     fake = FakeWorker(SMALL)
     await fake.start(seat.worker_address)
-    fake.step_delay = 0.01
     async with Service(seat.process.address) as service:
         await service.wait_ready()
         task = asyncio.create_task(service.generate(prompt_of(9), 100))
         await fake.wait_for_plans(3)
+        fake.hold()
         seat.process.popen.terminate()
         await service.wait_ready(False)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await service.generate(prompt_of(4), 3)
         assert (refused.value.code(), reason_of(refused.value)) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        await fake.release()
         reply = await task
         assert reply.tokens == wanted(prompt_of(9), 100)
         assert await ended(seat.process) == 0
@@ -167,8 +168,7 @@ async def test_a_full_queue_is_refused_with_a_time_to_come_back(
     seat = await asyncio.to_thread(seat_scheduler, processes, tiny_llama, "--max-queue-requests", "3")
     async with rig_at(seat) as rig:
         _, first = await rig.begin(request(prompt_of(6), 30))
-        rig.fake.hold()
-        await asyncio.sleep(0.05)
+        await rig.hold()  # no step is free any more
         waiting = [asyncio.create_task(rig.service.generate(prompt_of(6, seed), 2)) for seed in range(1, 4)]
         await rig.service.wait_waiting(3)
         with pytest.raises(grpc.aio.AioRpcError) as full:

@@ -128,7 +128,11 @@ async def test_a_refused_request_of_a_batch_is_told_and_the_others_go_on(rig: Ri
     batch = Batch(rig)
     bad = request([], 5, request_id="bad")
     twice = request(prompt_of(5), 30, request_id="twice")
+    rig.fake.hold()  # the first of the same id lives until the second has come
     await batch.send(twice, bad, twice, request(prompt_of(6), 5, request_id="good"))
+    while len(batch.errors) < 2:
+        assert await batch.read()
+    await rig.fake.release()
     await batch.finish()
     assert sorted(batch.errors) == [("bad", "EMPTY_PROMPT"), ("twice", "REQUEST_ID_LIVE")]
     assert batch.replies["twice"].tokens == wanted(prompt_of(5), 30)

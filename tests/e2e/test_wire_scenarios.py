@@ -72,8 +72,9 @@ async def test_a_decode_step_is_sent_as_a_delta(rig: Rig) -> None:
 
 @pytest.mark.parametrize("new_life", [False, True])
 async def test_after_a_reconnect_everything_is_sent_anew(rig: Rig, new_life: bool) -> None:
-    rig.fake.step_delay = 0.005
+    rig.fake.step_delay = 0.02
     runs = [await rig.begin(request(prompt_of(10, seed), 40)) for seed in range(3)]
+    rig.fake.step_delay = 0
     await (rig.fake.restart() if new_life else rig.fake.break_stream())
     replies = await asyncio.gather(*(task for _, task in runs))
     assert [reply.tokens for reply in replies] == [wanted(prompt_of(10, seed), 40) for seed in range(3)]
@@ -101,10 +102,9 @@ async def test_a_stop_found_late_costs_an_overshoot_that_nobody_sees(rig: Rig) -
 async def test_a01_an_abort_in_flight_ends_the_stream_and_frees_its_blocks(rig: Rig) -> None:
     reply, task = await rig.begin(request(prompt_of(6), 200, request_id="gone"))
     other, other_task = await rig.begin(request(prompt_of(7), 30))
-    rig.fake.hold()
-    await asyncio.sleep(0.1)  # what was told before the hold arrives; two steps are in flight now
+    await rig.hold()  # steps are in flight now, which have both
+    (told,) = [one.output_tokens for one in (await rig.service.stats()).requests if one.request_id == "gone"]
     assert await rig.abort("gone") == ["gone"]
-    told = len(reply.tokens)
     await rig.fake.release()
     await task
     assert (reply.reason, len(reply.tokens)) == ("ABORTED", told)
@@ -119,7 +119,8 @@ async def test_rows_are_reused_while_their_old_step_is_in_flight(rig: Rig) -> No
     prompts = [prompt_of(5, seed) for seed in range(48)]
     for prompt in prompts:
         rig.fake.script(prompt, [20, 21, 22, 13])
-    replies = await rig.service.run_all([request(p, 30, stop_token_ids=[13]) for p in prompts])
+    calls = await rig.together(rig.service.generate(p, 30, stop_token_ids=[13]) for p in prompts)
+    replies = await asyncio.gather(*calls)
     assert {tuple(reply.tokens) for reply in replies} == {(20, 21, 22, 13)}
     reused = [row for plan in rig.fake.plans for row in plan.released_rows if row in plan.rows]
     assert reused
@@ -132,9 +133,10 @@ async def test_sequences_are_preempted_in_flight_and_go_on(seat: SchedulerSeat) 
         rig.fake.step_delay = 0.001
         prompts = [prompt_of(12, seed) for seed in range(4)]
         heat = [0.0, 1.0, 0.0, 1.0]
-        replies = await rig.service.run_all(
-            [request(p, 30, temperature=t, seed=5) for p, t in zip(prompts, heat, strict=True)]
+        calls = await rig.together(
+            rig.service.generate(p, 30, temperature=t, seed=5) for p, t in zip(prompts, heat, strict=True)
         )
+        replies = await asyncio.gather(*calls)
         for prompt, temperature, reply in zip(prompts, heat, replies, strict=True):
             assert reply.tokens == wanted(prompt, 30, temperature, 5)
         assert sum(reply.preemptions for reply in replies) > 0

@@ -70,6 +70,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.address = ""
         self.plans: list[DecodedPlan] = []
         self.messages: list[worker_pb2.StepPlan] = []
+        self.answers = 0
+        """Plans whose answers have been sent."""
         self.violations: list[str] = []
         self.sessions: list[int] = []
         self.reported_epoch: int | None = None  # what GetCapacity says instead of the live epoch
@@ -137,7 +139,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             self._permits = None if answers is None else (self._permits or 0) + answers
             self._changed.notify_all()
 
-    async def wait_for_plans(self, count: int, timeout: float = 10.0) -> None:  # noqa: ASYNC109
+    async def wait_for_plans(self, count: int, timeout: float = 60.0) -> None:  # noqa: ASYNC109
         async with asyncio.timeout(timeout), self._changed:
             await self._changed.wait_for(lambda: len(self.plans) >= count)
 
@@ -316,6 +318,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                     self._permits -= 1
             if session is not self._session:
                 return
+            self.answers += 1
             for message in messages:
                 await context.write(message)
 

@@ -4,7 +4,9 @@ Owns the pairing and the reading of server-sent events byte by byte; knows no sc
 here trusts a client library to be strict.
 """
 
+import asyncio
 import json
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from openai import AsyncOpenAI
 from scheduler_svc.text import TextModel
 from tests.e2e.processes import ServiceProcess
 from tests.e2e.rig import Rig
+from tests.e2e.service import PATIENCE
 
 PROMPT = "Tell me"
 
@@ -67,6 +70,26 @@ def events_of(body: bytes) -> list[Any]:
     return found
 
 
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """All that comes until the connection ends, perhaps by force: what came before a reset counts."""
+    found = b""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                piece = await reader.read(1 << 16)
+            except ConnectionError:
+                return found + bytes(reader._buffer)  # type: ignore[attr-defined]
+            if not piece:
+                return found
+            found += piece
+
+
+def allow_many_sockets(count: int) -> None:
+    """This process holds as many sockets as a crowd has, twice over."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * count)), hard))
+
+
 def url_of(process: ServiceProcess) -> str:
     return f"http://{process.address}"
 
@@ -77,7 +100,7 @@ async def door_at(
 ) -> AsyncIterator[Door]:
     headers = {"authorization": f"Bearer {key}"}
     async with (
-        httpx2.AsyncClient(base_url=url_of(process), headers=headers, timeout=30) as http,
-        AsyncOpenAI(base_url=f"{url_of(process)}/v1", api_key=key, max_retries=0, timeout=30) as openai,
+        httpx2.AsyncClient(base_url=url_of(process), headers=headers, timeout=PATIENCE) as http,
+        AsyncOpenAI(base_url=f"{url_of(process)}/v1", api_key=key, max_retries=0, timeout=PATIENCE) as openai,
     ):
         yield Door(process, rig, text, http, openai)

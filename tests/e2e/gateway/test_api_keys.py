@@ -12,6 +12,7 @@ from tests.e2e.gateway.answers import COMPLETIONS, GOOD, error_of, works
 from tests.e2e.gateway.door import Door, door_at, url_of
 from tests.e2e.processes import Processes, ProcessFailed
 from tests.e2e.rig import prompt_of
+from tests.e2e.service import PATIENCE
 
 KEYS = "# who may ask\n\nfirst-key\nsecond-key\n"
 
@@ -36,7 +37,7 @@ async def test_only_a_key_of_the_file_gets_in(
         "Bearer # who may ask",
     ):
         headers = {} if given is None else {"authorization": given}
-        async with httpx2.AsyncClient(base_url=url_of(gateway), headers=headers) as http:
+        async with httpx2.AsyncClient(base_url=url_of(gateway), headers=headers, timeout=PATIENCE) as http:
             for answer in (
                 await http.post(COMPLETIONS, json=GOOD),
                 await http.get("/v1/models"),

@@ -6,11 +6,12 @@ import resource
 from pathlib import Path
 
 import grpc
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from octavo.v1 import inference_pb2 as pb
 from scheduler_svc.text import TextModel
-from tests.e2e.gateway.door import Door, door_at
+from tests.e2e.gateway.door import Door, allow_many_sockets, door_at
 from tests.e2e.processes import Processes
 from tests.e2e.rig import VOCAB, prompt_of, rig_at, seat_scheduler, wanted
 from tests.e2e.service import request
@@ -39,7 +40,7 @@ async def test_10000_requests_wait_and_each_gets_its_own_tokens(
             await call.done_writing()
 
         writing = asyncio.create_task(put())
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(250):
             while (await rig.service.stats()).waiting_requests < QUEUED - 2 * 256:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         await writing
@@ -60,7 +61,7 @@ async def test_10000_requests_wait_and_each_gets_its_own_tokens(
 async def test_1000_streams_at_once_over_either_door(
     processes: Processes, tiny_llama: Path, text: TextModel
 ) -> None:
-    _allow_many_sockets()
+    allow_many_sockets(STREAMS)
     seat = seat_scheduler(processes, tiny_llama, "--max-num-seqs", "1024")
     gateway = processes.gateway(seat.process.address)
     prompts = [prompt_of(6, seed) for seed in range(STREAMS)]
@@ -86,7 +87,7 @@ async def test_1000_streams_at_once_over_either_door(
 
 
 async def _live(door: Door, count: int) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(250):
         while (stats := await door.rig.service.stats()).running_requests + stats.waiting_requests < count:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
@@ -105,15 +106,10 @@ async def _over_http(address: str, prompt: list[int]) -> bytes:
     return answer
 
 
-def _allow_many_sockets() -> None:
-    """This process holds as many sockets as the gateway does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * STREAMS)), hard))
-
-
 def test_the_gateway_takes_as_many_files_as_it_may(processes: Processes) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    few = psutil.Process().num_fds() + 64  # what is open here and what the start needs
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(few, hard), hard))
     try:
         gateway = processes.gateway("127.0.0.1:1")
     finally:

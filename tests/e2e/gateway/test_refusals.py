@@ -12,9 +12,10 @@ import pytest
 
 from scheduler_svc.text import TextModel
 from tests.e2e.gateway.answers import COMPLETIONS, GOOD, error_of, works
-from tests.e2e.gateway.door import Door, door_at, url_of
+from tests.e2e.gateway.door import Door, door_at, rest, url_of
 from tests.e2e.processes import Processes
 from tests.e2e.rig import SMALL, prompt_of, rig_at, seat_scheduler
+from tests.e2e.service import PATIENCE
 
 JSON = {"content-type": "application/json"}
 
@@ -153,14 +154,14 @@ async def test_a_large_prompt_within_the_body_limit_is_refused_by_the_scheduler(
 
 
 async def test_a_body_that_never_ends_is_408(door: Door, processes: Processes, text: TextModel) -> None:
-    own = processes.gateway(door.rig.seat.process.address, "--body-seconds", "0.3")
+    own = processes.gateway(door.rig.seat.process.address, "--body-seconds", "2")
     host, _, port = own.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     writer.write(head + b"content-length: 9\r\n\r\n{")
-    answer = await asyncio.wait_for(reader.read(), 20)
+    answer = await rest(reader)
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b"the body was not complete after 0.3 s" in answer
+    assert b"the body was not complete after 2 s" in answer
     writer.close()
 
 
@@ -188,7 +189,7 @@ async def test_the_client_s_id_is_part_of_the_answer_s(door: Door) -> None:
     assert "x" * 65 not in long.json()["id"]
     door.rig.fake.hold()
     first = asyncio.create_task(door.post(COMPLETIONS, GOOD, headers=headers))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not (await door.rig.service.stats()).requests:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     twice = await door.post(COMPLETIONS, GOOD, headers=headers)
@@ -212,7 +213,14 @@ async def test_a_full_queue_is_429_with_retry_after(
             )
             for n in range(30)
         ]
-        done, waiting = await asyncio.wait(calls, timeout=5)
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                stats = await rig.service.stats()
+                done = [call for call in calls if call.done()]
+                if len(done) + stats.running_requests + stats.waiting_requests == len(calls):
+                    break
+                await asyncio.sleep(0.01)
+        waiting = [call for call in calls if call not in done]
         assert done
         await rig.fake.release()
         for call in done:
@@ -258,7 +266,7 @@ async def test_without_a_scheduler_everything_is_503_and_health_says_so(
     processes: Processes, text: TextModel
 ) -> None:
     gateway = processes.gateway("127.0.0.1:1")
-    async with httpx2.AsyncClient(base_url=url_of(gateway), timeout=30) as http:
+    async with httpx2.AsyncClient(base_url=url_of(gateway), timeout=PATIENCE) as http:
         for answer in (
             await http.get("/health"),
             await http.get("/v1/models"),
@@ -282,7 +290,7 @@ async def test_what_is_no_http_is_answered_in_the_same_shape(door: Door, sent: b
     host, _, port = door.process.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(sent)
-    head, _, content = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    head, _, content = (await rest(reader)).partition(b"\r\n\r\n")
     writer.close()
     status, *headers = head.decode().split("\r\n")
     assert status == "HTTP/1.1 400 Bad Request"

@@ -26,9 +26,15 @@ class Traced:
     collector: Collector
     scheduler: ServiceProcess
 
-    async def wait_for(self, service: str, name: str) -> Span:
-        await until(lambda: bool(self.collector.named(service, name)))
-        return self.collector.named(service, name)[0]
+    async def wait_for(self, service: str, start: str) -> Span:
+        """The first of a service's spans whose name starts so. Those that ended before it have come too."""
+
+        def found() -> list[Span]:
+            spans = self.collector.spans
+            return [span for owner, span in spans if owner == service and span.name.startswith(start)]
+
+        await until(lambda: bool(found()))
+        return found()[0]
 
     def log_lines(self) -> list[dict[str, Any]]:
         """The scheduler's whole lines so far."""
@@ -69,9 +75,8 @@ async def test_one_request_is_one_trace_from_the_client_to_the_steps(traced: Tra
     answer = await traced.door.post("/v1/completions", body, headers={"traceparent": CALLER})
     assert answer.status_code == 200
     http = await traced.wait_for("octavo-gateway", "POST /v1/completions")
-    await until(lambda: len(traced.collector.named("octavo-scheduler", "decode")) == 1)
+    request = await traced.wait_for("octavo-scheduler", "text_completion ")  # the last to end
     scheduled = [span for owner, span in traced.collector.spans if owner == "octavo-scheduler"]
-    (request,) = (span for span in scheduled if span.name.startswith("text_completion "))
     steps = [span for span in scheduled if span.name == "step"]
 
     assert {span.trace_id.hex() for _, span in traced.collector.spans} == {CALLER.split("-")[1]}
@@ -113,7 +118,7 @@ async def test_no_span_holds_what_was_asked_or_answered(traced: Traced) -> None:
     }
     answer = await traced.door.post("/v1/completions", {**body, "ignore_eos": True})
     assert "harpsichord" in answer.json()["choices"][0]["text"]
-    await traced.wait_for("octavo-scheduler", "decode")
+    await traced.wait_for("octavo-scheduler", "text_completion ")  # the last to end
     sent = b"".join(span.SerializeToString() for _, span in traced.collector.spans)
     assert b"gen_ai.usage.output_tokens" in sent
     for word in (SECRET, "harpsichord", "glockenspiel", "marimba"):
