@@ -4,6 +4,7 @@ Owns the processes of one test; knows no command. Invariant: a command that does
 the test fails.
 """
 
+import codecs
 import os
 import pty
 import re
@@ -16,8 +17,10 @@ from pathlib import Path
 
 from tests.e2e.processes import REPOSITORY, child_environment
 
-SECONDS = 60.0
+SECONDS = 100.0
 _CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+_CUT_CODE = re.compile(r"\x1b(\[[0-9;?]*)?\Z")
+"""A code of which the rest is still to come."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def octavo(*arguments: str, stdin: str | None = None, env: dict[str, str] | None
         command(*arguments),
         input=stdin or "",
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         cwd=REPOSITORY,
         env=child_environment() | (env or {}),
         timeout=SECONDS,
@@ -67,11 +70,14 @@ class Background:
     def wait_for(self, text: str, where: Path | None = None) -> str:
         """Waits until the output holds the text; returns the output."""
         end = time.monotonic() + SECONDS
-        while text not in (said := (where or self.out).read_text()):
-            if time.monotonic() > end or self.process.poll() is not None:
+        while True:
+            over = self.process.poll() is not None or time.monotonic() > end  # before its last words are read
+            said = (where or self.out).read_text(errors="replace")
+            if text in said:
+                return said
+            if over:
                 raise AssertionError(f"{text!r} did not come; out: {said}\nerr: {self.err.read_text()}")
             time.sleep(0.02)
-        return said
 
     def end(self, number: signal.Signals) -> int:
         """Sends the signal and returns the exit code."""
@@ -101,7 +107,8 @@ class Terminal:
             start_new_session=True,
         )
         os.close(inner)
-        self._shown = ""
+        self._shown = self._cut = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def type(self, text: str) -> None:
         os.write(self._side, text.encode())
@@ -139,7 +146,12 @@ class Terminal:
         os.close(self._side)
 
     def _read(self) -> None:
+        """Takes what is there, which may end inside a character or a code."""
         try:
-            self._shown += _CODES.sub("", os.read(self._side, 65536).decode(errors="replace"))
+            text = self._cut + self._decoder.decode(os.read(self._side, 65536))
         except (BlockingIOError, OSError):
             time.sleep(0.02)
+            return
+        whole = _CUT_CODE.sub("", text)
+        self._cut = text[len(whole) :]
+        self._shown += _CODES.sub("", whole)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo_client import Client
+from tests.e2e.cli.run import SECONDS
 from tests.e2e.processes import REPOSITORY, Processes, child_environment
 from tests.unit.docs.commands import blocks
 
@@ -21,7 +22,7 @@ def ports(shared_processes: Processes, tiny_llama: Path) -> dict[str, str]:
     scheduler = process.serving
     gateway = process.wait_serving("gateway").serving
     with Client(str(scheduler["listen"])) as client:
-        client.wait_ready(60)
+        client.wait_ready(SECONDS)
     return {
         "127.0.0.1:7450": str(scheduler["listen"]),
         "127.0.0.1:9450": f"127.0.0.1:{scheduler['metrics_port']}",
@@ -47,7 +48,7 @@ def test_a_command_does_what_the_page_says(command: str, ports: dict[str, str], 
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from octavo_client import Client
-from tests.e2e.cli.run import Background, Done, Terminal, octavo
+from tests.e2e.cli.run import SECONDS, Background, Done, Terminal, octavo
 from tests.e2e.processes import Processes
 
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
@@ -26,6 +26,11 @@ def one_line(done: Done, code: int = 1) -> str:
     lines = done.err.strip().splitlines()
     assert len(lines) == 1, done.err
     return lines[0]
+
+
+def until_nothing_runs(client: Client) -> None:
+    while client.stats().running_requests:
+        time.sleep(0.02)
 
 
 def test_chat_answers_one_question(server: str) -> None:
@@ -52,22 +57,24 @@ def test_chat_holds_a_conversation(server: str) -> None:
     assert terminal.end() == 0
 
 
-def test_ctrl_c_ends_the_answer_and_not_the_conversation(server: str) -> None:
-    """A02: the request leaves the server too."""
-    terminal = Terminal(
-        "chat", "--server", server, "--ignore-eos", "--max-tokens", "200", "--temperature", "0"
-    )
+def test_ctrl_c_ends_the_answer_and_not_the_conversation(processes: Processes, tiny_llama: Path) -> None:
+    """A02: the request leaves the server too, in the middle of an answer that does not go on."""
+    worker = processes.fake_worker("127.0.0.1:0")
+    server = processes.scheduler(tiny_llama, worker.address).address
+    worker.ask(do="hold")
+    worker.ask(do="release", answers=3)
+    terminal = Terminal("chat", "--server", server, "--ignore-eos", "--max-tokens", "200")
     terminal.wait_for("> ")
     terminal.type("hello\n")
     with Client(server) as client:
-        while client.stats().running_requests == 0:
-            pass
+        while sum(row.output_tokens for row in client.stats(requests=True).requests) < 3:
+            time.sleep(0.02)
         terminal.interrupt()
         terminal.wait_for("[stopped]")
+        until_nothing_runs(client)
         terminal.wait_for("> ")
         terminal.type("/quit\n")
         assert terminal.end() == 0
-        assert client.stats().running_requests == 0
 
 
 def test_chat_without_a_server_is_one_line() -> None:
@@ -175,15 +182,16 @@ def test_generate_interrupted_leaves_nothing_running(server: str, tmp_path: Path
     last = json.loads(job.out.read_text().splitlines()[-1])
     assert last["error"]["status"] == "CANCELLED"
     with Client(server) as client:
-        while client.stats().running_requests:
-            pass
+        until_nothing_runs(client)
 
 
 @pytest.mark.parametrize("way", ["killed", "drained"])
 def test_generate_writes_what_had_come_when_the_service_ends(
     processes: Processes, tiny_llama: Path, tmp_path: Path, way: str
 ) -> None:
-    """The tokens that a slow worker gave before the end, which here comes in the middle of both streams."""
+    """The tokens that a slow worker gave before the end, which here comes in the middle of both streams, long
+    after the first of them.
+    """
     worker = processes.fake_worker("127.0.0.1:0", "--step-delay", "0.05", "--num-blocks", "256")
     scheduler = processes.scheduler(tiny_llama, worker.address, "--drain-seconds", "0.1")
     job = Background(
@@ -192,13 +200,13 @@ def test_generate_writes_what_had_come_when_the_service_ends(
     )  # fmt: skip
     try:
         with Client(scheduler.address) as client:
-            while sum(row.output_tokens for row in client.stats(requests=True).requests) < 20:
+            while len([row for row in client.stats(requests=True).requests if row.output_tokens >= 40]) < 2:
                 time.sleep(0.02)
         if way == "killed":
             scheduler.kill()
         else:
             scheduler.ask_to_stop()
-        assert job.process.wait(60) == 1
+        assert job.process.wait(SECONDS) == 1
     finally:
         job.close()
     said = [json.loads(line) for line in job.out.read_text().splitlines()]
