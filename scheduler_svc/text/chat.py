@@ -139,7 +139,9 @@ def _exchange(child: subprocess.Popen[bytes], call: object) -> dict[str, str] | 
     except BrokenPipeError:
         child.wait()
         return None
-    ready, _, _ = select.select([child.stdout], [], [], WALL_SECONDS)
+    answers = select.poll()  # select() takes no file of a number above 1023, and a stream's connection is one
+    answers.register(child.stdout, select.POLLIN)
+    ready = answers.poll(WALL_SECONDS * 1000)
     line = child.stdout.readline() if ready else b""
     if line.endswith(b"\n"):
         answer: dict[str, str] = json.loads(line)

@@ -4,6 +4,8 @@ Owns the lifetime of processes and model folders; knows no scenario. Invariant: 
 teardown ends.
 """
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from tests.e2e.processes import Processes
 from tests.fixtures.tiny_model import TinyShape, write_tiny_model
 
 _LIVE: list[Processes] = []
+_LONGEST_FOLDER = 80
+"""Of a socket's path, Linux takes 107 bytes."""
 
 
 @pytest.fixture(scope="session")
@@ -40,11 +44,17 @@ def shared_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proce
 
 
 def _processes(factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    live = Processes(factory.mktemp("run"))
+    folder = factory.mktemp("run")
+    short = (
+        Path(tempfile.mkdtemp(prefix="octavo-", dir="/tmp")) if len(str(folder)) > _LONGEST_FOLDER else None
+    )
+    live = Processes(short or folder)
     _LIVE.append(live)
     yield live
     live.close()
     _LIVE.remove(live)
+    if short is not None:
+        shutil.rmtree(short)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -113,7 +113,8 @@ def bench(tiny_llama: Path, shared_processes: Processes) -> Bench:
 
 
 def _bench(model: Path, processes: Processes) -> Bench:
-    return Bench(processes, model, processes.worker(model, "127.0.0.1:0", *WORKER_FLAGS))
+    address = f"unix:{processes.folder}/real.sock"  # nobody else takes it while a worker is replaced
+    return Bench(processes, model, processes.worker(model, address, *WORKER_FLAGS))
 
 
 @pytest.fixture(scope="module")

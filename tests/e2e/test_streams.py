@@ -171,12 +171,12 @@ async def test_a22_a_stream_that_nobody_reads_is_dropped_and_told_why(rig: Rig, 
     message = request(prompt_of(5), 8000, request_id="unread")
     async with grpc.aio.insecure_channel(rig.seat.process.address, options=options) as channel:
         stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+        before = scrape(rig.seat.metrics_url)['octavo_requests_total{outcome="stream_backlog"}']
         if method == "Generate":
             call = stub.Generate(message)
         else:
             call = stub.GenerateBatch()
             await call.write(pb.GenerateBatchRequest(generate=message))
-        before = scrape(rig.seat.metrics_url)['octavo_requests_total{outcome="stream_backlog"}']
         await rig.fake.wait_for_plans(100)
         await rig.service.wait_idle(timeout=60)
         after = scrape(rig.seat.metrics_url)['octavo_requests_total{outcome="stream_backlog"}']

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import signal
 import threading
 from pathlib import Path
@@ -100,6 +101,22 @@ def test_a_killed_renderer_is_started_again(tmp_path: Path, tokenizer: Tokenizer
     os.waitid(os.P_PID, renderer_pid(model), os.WEXITED | os.WNOWAIT)
     assert model.render_chat(chat_of([("user", "b")])) == "b"
     model.close()
+
+
+def test_a_process_with_a_thousand_files_renders(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """As a scheduler with a thousand connections: the renderer's pipes have numbers that select() refuses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    model, held = model_of(tmp_path, tokenizer, SAFE), [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while held[-1] < min(1024, hard - 64):
+            held.append(os.dup(held[0]))
+        assert model.render_chat(chat_of([("user", "a")])) == "a"
+    finally:
+        model.close()
+        for number in held:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_renderer_that_cannot_start_is_our_fault(
