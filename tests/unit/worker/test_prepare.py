@@ -78,7 +78,9 @@ def test_what_fails_is_one_line_and_leaves_nothing(
 def test_a_failed_download_is_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_CONFIG_FILE", "/dev/null"), ("PIP_FIND_LINKS", "")):
+    """Also where programs are told to write in colours, as many a machine that runs tests does."""
+    pip = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": ""}
+    for name, value in (pip | {"FORCE_COLOR": "1"}).items():
         monkeypatch.setenv(name, value)
     assert main(["--out", str(tmp_path / "tiny")]) == 1
     last = capfd.readouterr().err.splitlines()[-1]
