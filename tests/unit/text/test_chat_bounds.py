@@ -48,20 +48,15 @@ def tokenizer() -> Tokenizer:
     return byte_level()
 
 
-@pytest.fixture
-def short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_module, "CPU_SECONDS", 0.2)
-
-
 def model_of(folder: Path, tokenizer: Tokenizer, template: str) -> TextModel:
     return load_text_model(write_folder(folder, tokenizer, tokenizer_config={"chat_template": template}))
 
 
-@pytest.mark.usefixtures("short_bounds")
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_template_that_never_ends_is_refused_and_the_next_chat_works(
-    tmp_path: Path, tokenizer: Tokenizer, name: str
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    monkeypatch.setattr(chat_module, "CPU_SECONDS", 0.2)
     template = "{% if messages[0].content == 'go' %}" + BOMBS[name] + "{% else %}fine{% endif %}"
     model = model_of(tmp_path, tokenizer, template)
     for _ in range(2):
@@ -69,6 +64,7 @@ def test_a_template_that_never_ends_is_refused_and_the_next_chat_works(
             model.encode_chat(chat_of([("user", "go")]))
         assert refused.value.reason in ("CHAT_TEMPLATE_LIMIT", "CHAT_TEMPLATE_REFUSED")
         assert refused.value.field == "chat"
+    monkeypatch.setattr(chat_module, "CPU_SECONDS", 20.0)  # what ends may take its time
     if name != "at compile time":
         assert model.render_chat(chat_of([("user", "hi")])) == "fine"
     model.close()
