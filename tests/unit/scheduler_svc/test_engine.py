@@ -10,6 +10,7 @@ from scheduler_svc.core.plan import SchedulerConfig
 from scheduler_svc.engine import EngineSettings
 from scheduler_svc.requests import QueueLimits
 from scheduler_svc.streams import BacklogLimits, Outbox
+from tests.e2e.rig import until
 from tests.unit.scheduler_svc.engine_rig import engine_rig, read, reason
 
 
@@ -161,10 +162,9 @@ async def test_a23_a_queue_timeout_needs_no_step_to_fire() -> None:
     async with engine_rig() as rig:
         for _ in range(8):
             await rig.submit(tokens=50)
-        clock_moves = rig.now
-        waiting = await rig.submit(tokens=50, queue_deadline=clock_moves + 0.05)
+        waiting = await rig.submit(tokens=50, queue_deadline=rig.now + 0.05)
         rig.now += 1
-        await asyncio.sleep(0.1)
+        await until(lambda: bool(rig.outcome()))
         assert reason(read(waiting)) == "QUEUE_TIMEOUT"
 
 

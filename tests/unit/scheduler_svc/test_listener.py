@@ -21,8 +21,24 @@ def app(_environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(listener._Handler, "timeout", SECONDS)
+def first_came(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when the first client has come, who is let go soon; those behind it have their full time."""
+    came = threading.Event()
+
+    class Handler(listener._Handler):
+        timeout = SECONDS
+
+        def setup(self) -> None:
+            super().setup()
+            Handler.timeout = listener.IDLE_SECONDS
+            came.set()
+
+    monkeypatch.setattr(listener, "_Handler", Handler)
+    return came
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
     served = Listener(app)
     yield served.start("127.0.0.1", 0)
     served.stop()
@@ -36,9 +52,12 @@ def ended(client: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("trickles", [False, True])
-def test_a_head_that_does_not_end_is_let_go_and_others_are_served(port: int, trickles: bool) -> None:
+def test_a_head_that_does_not_end_is_let_go_and_others_are_served(
+    first_came: threading.Event, port: int, trickles: bool
+) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert first_came.wait(20)
         over = threading.Event()
 
         def trickle() -> None:

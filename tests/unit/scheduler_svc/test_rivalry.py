@@ -64,10 +64,11 @@ async def test_schedulers_that_take_a_worker_from_one_another_say_so(
     async with live_worker(tiny_llama) as worker:
         worker.servicer._capacity.block_size = 4  # type: ignore[union-attr]  # the rest of a real capacity
         heard = [Heard(), Heard()]
-        clients = [WorkerClient(LinkSettings(worker.address), ear, time.monotonic) for ear in heard]
+        settings = LinkSettings(worker.address, liveness_seconds=60)  # no session ends for another reason
+        clients = [WorkerClient(settings, ear, time.monotonic) for ear in heard]
         runs = [asyncio.create_task(client.run()) for client in clients]
         try:
-            await until(lambda: all(len(ear.lost) >= 3 for ear in heard))
+            await until(lambda: all(len(ear.lost) >= 3 for ear in heard), 60)
         finally:
             for run in runs:
                 run.cancel()

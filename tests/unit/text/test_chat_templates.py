@@ -162,7 +162,10 @@ def test_a_template_renders_or_refuses_as_in_transformers(
     messages, tools, variables = CASES[name]
     wanted = reference(theirs, messages, tools, variables, add_generation_prompt)
     chat = checked(messages, tools, variables, add_generation_prompt)
-    assert rendered(ours, chat) == wanted
+    made = rendered(ours, chat)
+    if made != wanted:  # some templates write today's date, and a day may have begun between the two
+        wanted = reference(theirs, messages, tools, variables, add_generation_prompt)
+    assert made == wanted
     if "text" in wanted and (not tools or "tools" in theirs.chat_template):
         ids = ours.encode_chat(chat)
         assert ids.tolist() == theirs(wanted["text"], add_special_tokens=False)["input_ids"]
