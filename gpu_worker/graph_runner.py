@@ -6,6 +6,7 @@ computes what the eager pass computes on the same rows, and no call of a step wa
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -99,9 +100,14 @@ class GraphRunner:
         )
 
     def rehearse(self) -> None:
-        """Launches what `prepare` will, for a mode in which launches only ask for their kernels."""
-        for layout in self._layouts.values():
-            self._pass(layout)
+        """Launches what `prepare` will, for a mode in which launches only ask for their kernels.
+
+        From both ends: the kernels that compile longest are those of large mixed steps and of few decodes.
+        """
+        layouts = deque(self._layouts.values())
+        while layouts:
+            self._pass(layouts.popleft())
+            layouts.reverse()
 
     def check(self) -> None:
         """Compares replays of the smallest buckets with the same steps launched by themselves, on ids and

@@ -130,7 +130,7 @@ def _store(
     gl.store(target, values, mask=(lines < tokens)[None, :] & (columns >= 0)[:, None])
 
 
-@gluon.jit(do_not_specialize=["tokens"])
+@gluon.jit(do_not_specialize=["tokens", "chunks"])
 def _stream_kernel(
     out, x, weight, bias, tokens, chunks, out_features,
     rows: gl.constexpr, block_t: gl.constexpr, block_k: gl.constexpr, stages: gl.constexpr,

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ import triton
 from torch import Tensor
 from triton.runtime import driver
 
+from gpu_worker.graph_runner import GraphRunner
 from gpu_worker.model_runner import ModelRunner
+from gpu_worker.step_layout import StepLayout
 from paged_kernels import dispatch
 from paged_kernels.triton_impl import compile_ahead, fused_linear, machine
 from tests.fixtures import tiny_runner
@@ -36,6 +39,7 @@ CASES = {
     **SHAPES,
 }
 STREAMED = "wide and streamed"
+PASS = GraphRunner._pass
 counts: Counter[str] = Counter()
 _counting = threading.Lock()
 
@@ -103,6 +107,18 @@ def made(folder: Path) -> ModelRunner:
     )
 
 
+def noted_passes() -> list[tuple[int, int, bool]]:
+    """The buckets that are gone through from now on: tokens, rows, whether of decodes."""
+    passes: list[tuple[int, int, bool]] = []
+
+    def noted(self: GraphRunner, layout: StepLayout) -> Any:
+        passes.append(astuple(layout.bucket))
+        return PASS(self, layout)
+
+    GraphRunner._pass = noted  # type: ignore[method-assign]
+    return passes
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     results = {}
@@ -118,9 +134,10 @@ if __name__ == "__main__":
                 stream_small_weights()
             runner = made(folder)
             counts.clear()
+            passes = noted_passes()
             with compile_ahead.compiling(torch.device("cpu")), compile_ahead.instead_of_launching():
                 runner.rehearse(captured=True)
-            asked = dict(counts)
+            asked, order = dict(counts), list(passes)
             counts.clear()
             runner.warm_up()
             graphs = runner._graphs_of(runner.fused)
@@ -128,4 +145,5 @@ if __name__ == "__main__":
                 for layout in graphs._layouts.values():
                     graphs._pass(layout)
             results[name] = {"asked": asked, "then": dict(counts), "buckets": len(graphs._layouts)}
+            results[name]["passes"] = order
     json.dump(results, sys.stdout)
