@@ -28,7 +28,7 @@ from triton.runtime import driver
 from paged_kernels.triton_impl import compile_ahead
 from tests.fixtures.stub_driver import StubDriver
 
-LONGEST = 60.0
+LONGEST = 300.0
 """Seconds that a kernel waits for what others do; in vain only where something is wrong."""
 FAILING = 3
 
