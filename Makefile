@@ -30,6 +30,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(if $(MAKE_TERMOUT),,--quiet)
 RUNTIME := $(VENV)/.ready-runtime
 DEV := $(VENV)/.ready-dev
+# The versions that the tests run with, whatever has been released since.
+CONSTRAINTS := deploy/constraints.txt tests/constraints.txt
 # Made here when it is the demo model; any other is the user's own.
 MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
 # A crashed worker process ends the run: started anew, it may never be given its tests.
@@ -163,9 +165,9 @@ $(RUNTIME): pyproject.toml | $(VENV)/bin/python
 	@$(PIP) -e '.[scheduler,worker,gateway]' || $(call fail,Octavo's dependencies could not be installed; pip says why above)
 	@touch $@
 
-$(DEV): pyproject.toml $(RUNTIME)
+$(DEV): pyproject.toml $(CONSTRAINTS) $(RUNTIME)
 	@echo "Installing the tools of development into $(VENV) ..."
-	@$(PIP) -e '.[dev]' || $(call fail,the tools of development could not be installed; pip says why above)
+	@$(PIP) $(CONSTRAINTS:%=-c %) -e '.[dev]' || $(call fail,the tools of development could not be installed; pip says why above)
 	@touch $@
 
 $(DEMO_MODEL)/model.gguf: | $(RUNTIME)

@@ -101,12 +101,21 @@ def test_prometheus_scrapes_every_service() -> None:
     }
 
 
+def pinned_in(path: str) -> set[str]:
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    return {name_of(line) for line in lines if not line.startswith("#")}
+
+
+def test_every_package_of_the_tests_has_a_version() -> None:
+    images, tests = pinned_in("deploy/constraints.txt"), pinned_in("tests/constraints.txt")
+    assert not images & tests
+    assert {name_of(line) for line in requirements(ROOT / "pyproject.toml", ["dev", "plots", "docs"])} - {
+        "octavo"
+    } <= images | tests
+
+
 def test_every_package_of_the_images_has_a_version() -> None:
-    pinned = {
-        name_of(line)
-        for line in (ROOT / "deploy/constraints.txt").read_text().splitlines()
-        if not line.startswith("#")
-    }
+    pinned = pinned_in("deploy/constraints.txt")
     needed = {
         name_of(line)
         for extra in ("scheduler", "worker", "gateway", "tracing")
