@@ -80,9 +80,10 @@ def tokens(result: worker_pb2.StepResult) -> list[int]:
 
 
 @pytest.fixture
-async def worker() -> AsyncIterator[FakeWorker]:
+async def worker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeWorker]:
+    """At a socket that nobody else takes while it restarts."""
     fake = FakeWorker(FakeSettings(num_blocks=8, block_size=4, vocab_size=VOCAB))
-    await fake.start()
+    await fake.start(f"unix:{tmp_path_factory.mktemp('fake')}/worker.sock")
     yield fake
     await fake.die()
 
