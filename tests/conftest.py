@@ -1,6 +1,7 @@
 """What all tests share: the fixtures that start services and write tiny models, and the options of pytest."""
 
 import os
+import resource
 import signal
 from typing import Any
 
@@ -17,35 +18,47 @@ settings.register_profile("drawn", derandomize=False, print_blob=True, **_UNTIME
 settings.load_profile("repeatable")
 
 
-# nohup ignores SIGHUP, and a shell's `&` SIGINT, for all that they start, and for what the tests start then;
-# who ignores SIGCHLD learns no exit status.
-_DEFAULTS: dict[int, Any] = {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGHUP: signal.SIG_DFL,
-    signal.SIGTERM: signal.SIG_DFL,
-    signal.SIGCHLD: signal.SIG_DFL,
-}
+# nohup ignores SIGHUP, a shell's `&` SIGINT and its trap any other, for all that they start, and for what the
+# tests start then; who ignores SIGCHLD learns no exit status. Python itself ignores two.
+_RESTORED = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
 
 _OF_TERMINALS = {
     "FORCE_COLOR", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS",
     "LINES",
 }  # fmt: skip
 
+# Hundreds of connections are more files than the soft limit of some systems, and fewer than any hard one.
+_FILES = 4096
 
+
+@pytest.hookimpl(trylast=True)  # what pytest itself writes goes by what a terminal can show
 def pytest_configure() -> None:
-    """What is set where the tests run, for other programs, changes no test: signals, the variables of Octavo
-    and of its tracing, what a terminal can show, and proxies, which gRPC and urllib would ask for this
-    machine's own addresses.
+    """What is set where the tests run, for other programs, changes no test."""
+    _clear_variables()
+    _allow_files()
+    for number in _RESTORED:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _RESTORED)
+
+
+def _clear_variables() -> None:
+    """Those of Octavo, of its tracing and of terminals go; gRPC and urllib ask no proxy for this machine's own
+    addresses.
     """
     for name in list(os.environ):
         if name.startswith(("OCTAVO_", "OTEL_")) or name in _OF_TERMINALS:
             del os.environ[name]
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
-    for number, default in _DEFAULTS.items():
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, default)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFAULTS)
+
+
+def _allow_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 def write(results: Results, gpu: Results | None) -> None:
     """Renews tables and plots."""
-    PAGE.write_text(page(PAGE.read_text(), results, gpu))
+    PAGE.write_text(page(PAGE.read_text("utf-8"), results, gpu), "utf-8")
     draw(results, gpu, PICTURES)
 
 

@@ -16,7 +16,8 @@ def test_the_examples_of_the_client_run(
     monkeypatch.setenv("OCTAVO_SERVER", stub.address)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.txt").write_text("one word\nfull\n")
-    examples = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/client.md").read_text(), re.DOTALL)
+    text = (REPOSITORY / "docs/client.md").read_text("utf-8")
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(examples) >= 4
     names: dict[str, object] = {}
     for example in examples:

@@ -27,7 +27,7 @@ def azure(count: int = 60) -> Trace:
 
 
 def test_the_page_shows_the_results() -> None:
-    text = page.PAGE.read_text()
+    text = page.PAGE.read_text("utf-8")
     shown = set(re.findall(r"<!-- ([a-z-]+) -->\n", text)) - {"end"}
     assert shown == set(page.TABLES)
     assert text == page.page(text, results(), page.gpu_results()), "python -m benchmarks.block_size.page"
@@ -36,7 +36,7 @@ def test_the_page_shows_the_results() -> None:
 def test_the_plots_are_those_of_the_results() -> None:
     named = {name for name, _, _ in page.pictures(results(), page.gpu_results())}
     assert {path.stem for path in page.PICTURES.glob("*.svg")} == named
-    assert set(re.findall(r"\(block-size/([a-z-]+)\.svg\)", page.PAGE.read_text())) == named
+    assert set(re.findall(r"\(block-size/([a-z-]+)\.svg\)", page.PAGE.read_text("utf-8"))) == named
 
 
 def test_a_table_of_the_page_is_renewed_and_the_text_around_it_kept() -> None:

@@ -100,7 +100,7 @@ def test_the_h200_preset_is_what_was_measured() -> None:
 
 
 def test_the_cpu_preset_is_the_table_of_the_simulator_page() -> None:
-    text = (REPOSITORY / "docs" / "simulate.md").read_text()
+    text = (REPOSITORY / "docs" / "simulate.md").read_text("utf-8")
     row = re.search(r"^\| \*\*bfloat16\*\* \|(.*)\|$", text, re.MULTILINE)
     assert row is not None
     one, eight, many, long, short_prefill, prefill = (
