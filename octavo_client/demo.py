@@ -17,6 +17,7 @@ from octavo_client.errors import BadArgument, FailedPrecondition, OctavoError, U
 from octavo_client.supervisor import stack
 from octavo_client.supervisor.events import Line, News, Serving
 from octavo_client.supervisor.lines import parse, readable
+from octavo_client.supervisor.run_dir import RunDir
 from octavo_client.supervisor.supervisor import Supervisor
 from octavo_client.types import Accepted, ChatMessage, Delta
 
@@ -43,7 +44,7 @@ async def run_demo(options: stack.StackOptions, view: DemoView, max_tokens: int,
     """Starts everything, asks, measures, stops. Raises an OctavoError with one line when something is
     missing. patience: seconds for the model to load.
     """
-    with stack.RunDir() as run_dir:
+    with RunDir() as run_dir:
         serving = asyncio.get_running_loop().create_future()
         supervisor = Supervisor(stack.child_specs(options, run_dir.socket), _listener(view, serving))
         running = asyncio.create_task(supervisor.run())

@@ -20,6 +20,7 @@ from octavo_client.channel import DEFAULT_SERVER
 from octavo_client.console import outlive_readers, stdout_console
 from octavo_client.errors import BadArgument
 from octavo_client.supervisor import stack
+from octavo_client.supervisor.run_dir import RunDir
 from octavo_client.supervisor.supervisor import RestartPolicy, Supervisor
 
 _PORT = whole(0, 65535)
@@ -103,7 +104,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     options = stack_options(arguments)
     outlive_readers()
-    with stack.RunDir() as run_dir:
+    with RunDir() as run_dir:
         return asyncio.run(_serve(arguments, options, run_dir.socket))
 
 

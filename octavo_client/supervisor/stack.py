@@ -1,21 +1,16 @@
 """What `octavo serve` runs: the command lines of a worker, a scheduler and perhaps a gateway.
 
-Owns the run directory, with the socket between worker and scheduler, and the flags of the services by name;
-imports none. Invariant: a worker that is
-started again listens on the same socket.
+Owns the flags of the services by name; imports none. Invariant: a worker that is started again listens on the
+same socket.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from octavo_client.errors import BadArgument, FailedPrecondition
 from octavo_client.supervisor.child import LISTEN, ChildSpec
@@ -25,7 +20,6 @@ DRAIN_SECONDS = 30.0
 """How long a scheduler lets running requests finish at SIGTERM by default."""
 DEFAULT_METRICS_PORT = 9450
 DEFAULT_WORKER_METRICS_PORT = 9451
-_LONGEST_SOCKET_PATH = 100
 
 WORKER_FLAGS = (
     "device",
@@ -78,28 +72,6 @@ class StackOptions:
     scheduler_args: Sequence[str] = ()
     http: str = ""
     gateway_args: Sequence[str] = ()
-
-
-class RunDir:
-    """A private folder for the socket; removed at the end."""
-
-    def __init__(self) -> None:
-        base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-        if len(base) > _LONGEST_SOCKET_PATH - 32 or not os.access(base, os.W_OK):
-            base = "/tmp"
-        self.path = Path(tempfile.mkdtemp(prefix="octavo-", dir=base))
-
-    @property
-    def socket(self) -> str:
-        return f"unix:{self.path / 'worker.sock'}"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def find_model(given: str | None) -> Path:
