@@ -44,9 +44,7 @@ def pytest_configure() -> None:
 
 
 def _clear_variables() -> None:
-    """Those of Octavo, of its tracing and of terminals go; gRPC and urllib ask no proxy for this machine's own
-    addresses.
-    """
+    """Octavo's, its tracing's and terminals' go; gRPC and urllib ask no proxy for this machine itself."""
     for name in list(os.environ):
         if name.startswith(("OCTAVO_", "OTEL_")) or name in _OF_TERMINALS:
             del os.environ[name]
