@@ -56,7 +56,6 @@ def channel_options() -> list[tuple[str, int | str]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", CONNECT_SECONDS * 1000),
         ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.enable_http_proxy", 0),
     ]
 
 

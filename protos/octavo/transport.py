@@ -42,7 +42,9 @@ def server_options(max_receive: int, max_send: int = LARGEST_MESSAGE) -> Channel
 
 
 def client_options(max_receive: int, max_send: int = LARGEST_MESSAGE) -> ChannelOptions:
-    """Options of a channel of its own connection that takes messages of up to max_receive bytes."""
+    """Options of a channel of its own connection that takes messages of up to max_receive bytes. No proxy is
+    asked: http_proxy of the environment is for the web.
+    """
     return [
         ("grpc.max_receive_message_length", max_receive),
         ("grpc.max_send_message_length", max_send),
@@ -52,6 +54,7 @@ def client_options(max_receive: int, max_send: int = LARGEST_MESSAGE) -> Channel
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
     ]
 
 

@@ -5,8 +5,11 @@ import json
 import logging
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from octavo import handshake, transport
 from octavo.environment import unknown_names
@@ -118,6 +121,21 @@ def test_a24_pings_of_each_side_agree_with_what_the_other_accepts() -> None:
         assert side["grpc.http2.ping_timeout_ms"] == side["grpc.keepalive_timeout_ms"]
         assert side["grpc.http2.max_pings_without_data"] == 0
         assert not any("min_recv_ping" in name for name in side), "a misspelling that gRPC silently ignores"
+
+
+def test_a_channel_asks_no_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor for this machine's own addresses, which http_proxy without no_proxy would send away."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy")
+    monkeypatch.delenv("NO_PROXY")
+    server = grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=transport.client_options(1 << 20)) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+    server.stop(None).wait()
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_a24_bounds_grow_with_every_maximum_and_fit_grpc() -> None:
