@@ -1,8 +1,10 @@
 """The generated code and the recorded hashes belong to the .proto files as they are."""
 
 import hashlib
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,9 +25,13 @@ def schema_files() -> list[str]:
 
 
 def buf(*arguments: str) -> bytes:
-    """What buf prints for the schemas. It is installed beside the Python that runs the tests."""
+    """What buf prints for the schemas, whatever a user's own buf is told. It is installed beside the Python
+    that runs the tests.
+    """
     command = [str(Path(sys.executable).with_name("buf")), *arguments]
-    done = subprocess.run(command, cwd=PROTOS, capture_output=True, check=False)
+    with tempfile.TemporaryDirectory() as home:
+        env = {"HOME": home, "PATH": os.environ.get("PATH", os.defpath)}
+        done = subprocess.run(command, cwd=PROTOS, env=env, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     return done.stdout
 

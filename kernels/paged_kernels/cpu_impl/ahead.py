@@ -4,6 +4,7 @@ Owns the levels of processors and which of them runs here; knows no tensor. Inva
 when this processor has every instruction set that it was compiled for, and it was made of these very sources.
 """
 
+import os
 import platform
 import re
 import sys
@@ -51,7 +52,7 @@ def find(folder: Path, processor: frozenset[str]) -> tuple[Path, str]:
     """
     for level in LEVELS.get(platform.machine(), ()):
         path = _path(folder, level)
-        if level.needs <= processor and path.is_file():
+        if level.needs <= processor and os.path.isfile(path):
             return path, f"compiled ahead for {level.name}"
     raise BackendUnavailableError(f"none compiled ahead for this processor lies in {folder}")
 

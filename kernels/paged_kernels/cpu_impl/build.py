@@ -71,7 +71,7 @@ def native_library() -> tuple[Path, str]:
     compiler = find_compiler()
     flags = (*FLAGS, _native_flag())
     path = cache_folder() / f"cpu-kernels-{_key(compiler, flags)}.so"
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike the path's own, it raises nothing where nobody may look
         compile_into(compiler, flags, path)
     return path, f"compiled by {compiler.version} with {flags[-1]}"
 
