@@ -6,8 +6,9 @@ pytestmark = PATIENT
 
 _SHARED_BYTES = 232448
 """What a program may have on such a device."""
-_WAITS = 12
-"""Of each of the two groups of warps: the first and the last tile one each, both loops two each."""
+_WAITS = 6
+"""Of a group of warps: the first and the last tile one each, both loops two each. Triton 3.6 writes one code
+for both groups, 3.9 one for each."""
 
 
 def test_products_run_beside_exponentials_and_none_waits_for_the_one_before() -> None:
@@ -17,6 +18,7 @@ def test_products_run_beside_exponentials_and_none_waits_for_the_one_before() ->
     for facts in kernels:
         assert facts["shared"] <= _SHARED_BYTES
         assert facts["depends"]
-        assert facts["multiplications"] > facts["waits"] == _WAITS
+        assert facts["waits"] in (_WAITS, 2 * _WAITS)
+        assert facts["multiplications"] > facts["waits"]
         issued, weighed, multiplied = facts["places"]
         assert 0 < issued < weighed < multiplied
