@@ -113,7 +113,11 @@ async def test_what_happens_is_told_while_it_happens(seat: SchedulerSeat) -> Non
             await rig.service.generate(prompt_of(40), 2, request_id="second")
             for seed in range(1, 8):
                 await rig.service.generate(prompt_of(40, seed), 2)
-            while sum(event["kind"] == "ended" for event in reader.events) < 9:
+
+            def told(kind: str) -> int:
+                return sum(event["kind"] == kind for event in reader.events)
+
+            while told("ended") < 9 or not told("evicted"):  # which the next sample may show later
                 await asyncio.to_thread(read_update, answer, reader)
         kinds = {event["kind"] for event in reader.events}
         assert {"admitted", "ended", "evicted", "copy"} <= kinds
