@@ -197,8 +197,8 @@ def main() -> int:
     for name, scene in scenes().items():
         path, picture = PICTURES / f"{name}.svg", draw(scene)
         if write:
-            path.write_text(picture)
-        elif not path.exists() or path.read_text() != picture:
+            path.write_text(picture, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != picture:
             stale.append(path.name)
     if stale:
         print(f"stale: {', '.join(stale)}; python -m tools.fork_walk --write", file=sys.stderr)

@@ -55,7 +55,9 @@ def own_rows() -> list[str]:
     """One row an architecture of the decoder."""
     configs: dict[str, list[str]] = {}
     for path in sorted(CONFIGS.glob("*.json")):
-        configs.setdefault(json.loads(path.read_text())["architectures"][0], []).append(path.stem)
+        configs.setdefault(json.loads(path.read_text(encoding="utf-8"))["architectures"][0], []).append(
+            path.stem
+        )
     rows = []
     for architecture, family in ARCHITECTURES.items():
         variants = [name for name in FAMILIES if architecture_of(name) == architecture]

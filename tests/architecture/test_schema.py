@@ -51,7 +51,7 @@ def without_json_names(file: descriptor_pb2.FileDescriptorProto) -> descriptor_p
 
 
 def test_the_recorded_hashes_are_those_of_the_files() -> None:
-    recorded = dict(reversed(line.split()) for line in RECORD.read_text().splitlines())
+    recorded = dict(reversed(line.split()) for line in RECORD.read_text(encoding="utf-8").splitlines())
     found = {name: hashlib.sha256((PROTOS / name).read_bytes()).hexdigest() for name in schema_files()}
     assert recorded == found, STALE
 

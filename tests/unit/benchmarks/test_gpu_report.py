@@ -56,7 +56,7 @@ def test_models_are_merged_in_one_file_and_a_repeat_replaces_its_own(tmp_path: P
         report.add("octavo", {LOAD_A: rate + 2})
         report.add("vllm", {LOAD_A: 0.5})
         report.note("octavo load A", [rate])
-    data = json.loads(path.read_text())
+    data = json.loads(path.read_text(encoding="utf-8"))
     assert [(row["name"], row["octavo"], row["vllm"]) for row in data["rows"]] == [
         (f"{SHAPES[1]}: {LOAD_A}", 3.0, 0.5),
         (f"{SHAPES[0]}: {LOAD_A}", 4.0, 0.5),
@@ -114,7 +114,7 @@ def test_a_drawn_model_has_the_shape_and_a_tokenizer_but_no_weights(tmp_path: Pa
     (source / "tokenizer.json").write_text("{}")
     folder = write_model("llama-3.1-8b", source, tmp_path / "model")
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
-    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 32
+    assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"] == 32
 
 
 def test_the_median_of_a_histogram_is_taken_inside_its_bucket() -> None:

@@ -20,7 +20,7 @@ from tests.unit.deploy.rule_cases import CASES
 from tools import metrics_docs
 
 ROOT = Path(__file__).resolve().parents[3]
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 QUERIES = [query for panel in panels() for _, query in panel.queries]
 EXPRESSIONS = [one.expression for one in (*rules.RECORDINGS, *rules.ALERTS)]
 
@@ -34,12 +34,14 @@ def exported() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: str(dashboard.uid))
 def test_a_file_is_what_the_code_writes(dashboard: Dashboard) -> None:
-    assert (FOLDER / dashboard.file_name).read_text() == dashboard.text(), "python -m deploy.dashboards"
+    assert (FOLDER / dashboard.file_name).read_text(encoding="utf-8") == dashboard.text(), (
+        "python -m deploy.dashboards"
+    )
 
 
 def test_there_are_no_other_files() -> None:
     assert {file.name for file in FOLDER.iterdir()} == {d.file_name for d in DASHBOARDS}
-    assert rules.FILE.read_text() == rules.text(), "python -m deploy.rules"
+    assert rules.FILE.read_text(encoding="utf-8") == rules.text(), "python -m deploy.rules"
 
 
 @pytest.mark.parametrize("expression", [*QUERIES, *EXPRESSIONS])
@@ -82,14 +84,20 @@ def test_panels_do_not_overlap_and_are_explained(dashboard: Dashboard) -> None:
 
 def test_the_dashboards_and_rules_are_provisioned() -> None:
     provisioning = ROOT / "deploy/grafana/provisioning"
-    source = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"][0]
+    source = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text(encoding="utf-8"))[
+        "datasources"
+    ][0]
     assert source["uid"] == SOURCE["uid"]
-    folder = yaml.safe_load((provisioning / "dashboards/octavo.yml").read_text())["providers"][0]
+    folder = yaml.safe_load((provisioning / "dashboards/octavo.yml").read_text(encoding="utf-8"))[
+        "providers"
+    ][0]
     services = COMPOSE["services"]
     assert f"./deploy/grafana/dashboards:{folder['options']['path']}:ro" in services["grafana"]["volumes"]
     home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert json.loads((FOLDER / Path(home).name).read_text())["title"] == "Octavo: KV capacity"
-    (rule_file,) = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["rule_files"]
+    assert (
+        json.loads((FOLDER / Path(home).name).read_text(encoding="utf-8"))["title"] == "Octavo: KV capacity"
+    )
+    (rule_file,) = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text(encoding="utf-8"))["rule_files"]
     assert f"./deploy/prometheus-rules.yml:{rule_file}:ro" in services["prometheus"]["volumes"]
 
 
@@ -102,5 +110,5 @@ def test_every_alert_has_a_case_in_which_it_fires_and_a_first_move() -> None:
 
 
 def test_the_list_of_metrics_is_that_of_the_code() -> None:
-    text = metrics_docs.FILE.read_text()
+    text = metrics_docs.FILE.read_text(encoding="utf-8")
     assert text == metrics_docs.text(), "python -m tools.metrics_docs"

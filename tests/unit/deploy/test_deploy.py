@@ -13,7 +13,7 @@ from deploy.requirements import name_of, requirements
 from scheduler_svc.config import load
 
 ROOT = Path(__file__).resolve().parents[3]
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 
@@ -72,7 +72,7 @@ def test_both_profiles_answer_under_the_same_names() -> None:
 
 
 def test_api_keys_come_from_a_file_that_only_the_gateway_gets() -> None:
-    keyed = yaml.safe_load((ROOT / "deploy/api-keys.yml").read_text())
+    keyed = yaml.safe_load((ROOT / "deploy/api-keys.yml").read_text(encoding="utf-8"))
     assert set(keyed["services"]) == {"gateway", "gateway-gpu"}
     for service in keyed["services"].values():
         assert service["secrets"] == ["api-keys"]
@@ -81,18 +81,18 @@ def test_api_keys_come_from_a_file_that_only_the_gateway_gets() -> None:
 
 
 def test_every_service_can_be_told_a_collector_of_spans() -> None:
-    traced = yaml.safe_load((ROOT / "deploy/tracing.yml").read_text())["services"]
+    traced = yaml.safe_load((ROOT / "deploy/tracing.yml").read_text(encoding="utf-8"))["services"]
     assert set(traced) == {name for name in SERVICES if name.startswith(("worker", "scheduler", "gateway"))}
     for service in traced.values():
         assert set(service) == {"environment"}
         assert service["environment"]["OCTAVO_OTLP_TRACES_ENDPOINT"].startswith("${OTLP_TRACES_ENDPOINT:?")
     for name in ("worker", "scheduler", "gateway"):
-        install = (ROOT / f"deploy/{name}.Dockerfile").read_text()
+        install = (ROOT / f"deploy/{name}.Dockerfile").read_text(encoding="utf-8")
         assert f"python requirements.py {name} tracing " in install
 
 
 def test_prometheus_scrapes_every_service() -> None:
-    scraped = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["scrape_configs"]
+    scraped = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in scraped}
     assert targets == {
         "scheduler": ["scheduler:9450"],
@@ -126,7 +126,7 @@ def test_every_package_of_the_images_has_a_version() -> None:
 
 @pytest.mark.parametrize("name", ["gateway", "scheduler", "worker"])
 def test_an_image_is_pinned_and_not_roots(name: str) -> None:
-    lines = (ROOT / f"deploy/{name}.Dockerfile").read_text().splitlines()
+    lines = (ROOT / f"deploy/{name}.Dockerfile").read_text(encoding="utf-8").splitlines()
     base = next(line for line in lines if line.startswith("ARG PYTHON_IMAGE="))
     assert re.fullmatch(r"ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+", base)
     assert "USER 10001:10001" in lines
@@ -134,11 +134,14 @@ def test_an_image_is_pinned_and_not_roots(name: str) -> None:
 
 
 def test_torch_and_the_version_are_those_of_the_project() -> None:
-    makefile = re.search(r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    makefile = re.search(r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert makefile
-    assert f"ARG TORCH={makefile[1]}" in (ROOT / "deploy/worker.Dockerfile").read_text().splitlines()
+    assert (
+        f"ARG TORCH={makefile[1]}"
+        in (ROOT / "deploy/worker.Dockerfile").read_text(encoding="utf-8").splitlines()
+    )
     assert COMPOSE["x-build-cpu"]["args"]["TORCH"] == f"${{TORCH-{makefile[1]}}}"
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     tags = [service["image"] for service in SERVICES.values() if service["image"].startswith("octavo-")]
     assert {tag.split(":")[1].split("-")[0] for tag in tags} == {version}
 

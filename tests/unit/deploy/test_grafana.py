@@ -42,7 +42,7 @@ def only(found: Mapping[str, Any], known: Mapping[str, type]) -> None:
 
 def test_the_data_source_has_the_fields_that_grafana_reads() -> None:
     (file,) = (PROVISIONING / "datasources").iterdir()
-    found = yaml.safe_load(file.read_text())
+    found = yaml.safe_load(file.read_text(encoding="utf-8"))
     assert found.keys() == {"apiVersion", "datasources"}
     assert found["apiVersion"] == 1
     (source,) = found["datasources"]
@@ -54,7 +54,7 @@ def test_the_data_source_has_the_fields_that_grafana_reads() -> None:
 
 def test_the_provider_of_dashboards_has_the_fields_that_grafana_reads() -> None:
     (file,) = (PROVISIONING / "dashboards").iterdir()
-    found = yaml.safe_load(file.read_text())
+    found = yaml.safe_load(file.read_text(encoding="utf-8"))
     assert found.keys() == {"apiVersion", "providers"}
     assert found["apiVersion"] == 1
     (provider,) = found["providers"]

@@ -28,7 +28,7 @@ MADE = {
 
 
 def test_the_pages_are_in_line_with_the_results() -> None:
-    results = json.loads(cpu_page.RESULTS.read_text()) if cpu_page.RESULTS.exists() else {}
+    results = json.loads(cpu_page.RESULTS.read_text(encoding="utf-8")) if cpu_page.RESULTS.exists() else {}
     for path in cpu_page.PAGES:
         text = path.read_text(encoding="utf-8")
         assert cpu_page.renewed(text, results) == text, f"{path.name} is stale: python -m benchmarks.cpu_page"

@@ -31,7 +31,7 @@ serve(load)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module in a folder that stands for the repository's root."""
     root = str(Path(__file__).resolve().parents[3])
-    (tmp_path / "stand_in.py").write_text(STAND_IN.format(root=root))
+    (tmp_path / "stand_in.py").write_text(STAND_IN.format(root=root), encoding="utf-8")
     monkeypatch.setattr("benchmarks.peer_process.ROOT", tmp_path)
     return "stand_in"
 
@@ -64,7 +64,7 @@ def test_a_peer_that_cannot_start_says_why(module: str, tmp_path: Path) -> None:
     peer = ProcessPeer(Path(sys.executable), module, {}, ["none"], log)
     with pytest.raises(SystemExit, match="did not start"):
         peer.choose_threads(lambda: 1.0)
-    assert "cannot be had" in log.read_text()
+    assert "cannot be had" in log.read_text(encoding="utf-8")
 
 
 def test_a_package_is_looked_for_here_unless_a_python_is_named(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from benchmarks.gpu_loads import BATCHES, LOAD_A, SHAPES, decode_name
 from tools import gpu_docs
 
 ROOT = Path(__file__).resolve().parents[3]
-DATA = json.loads(gpu_docs.RESULTS.read_text())
+DATA = json.loads(gpu_docs.RESULTS.read_text(encoding="utf-8"))
 ROWS = {row["name"]: row for row in DATA["rows"]}
 
 
 def test_the_page_is_up_to_date() -> None:
-    text = gpu_docs.PAGE.read_text()
+    text = gpu_docs.PAGE.read_text(encoding="utf-8")
     assert gpu_docs.page(text) == text, "python -m tools.gpu_docs --write"
 
 
@@ -23,16 +23,16 @@ def test_a_changed_figure_makes_the_page_stale() -> None:
 
 def test_the_pictures_show_the_files_figures() -> None:
     for shape in SHAPES:
-        steps = (ROOT / "docs" / "pictures" / f"gpu-decode-{shape}.svg").read_text()
+        steps = (ROOT / "docs" / "pictures" / f"gpu-decode-{shape}.svg").read_text(encoding="utf-8")
         for count in BATCHES:
             row = ROWS[f"{shape}: {decode_name(count)}"]
             assert all(f">{row[engine]:.2f}<" in steps for engine in ("octavo", "vllm"))
-        loads = (ROOT / "docs" / "pictures" / f"gpu-loads-{shape}.svg").read_text()
+        loads = (ROOT / "docs" / "pictures" / f"gpu-loads-{shape}.svg").read_text(encoding="utf-8")
         assert f">{ROWS[f'{shape}: {LOAD_A}']['octavo']:,.0f}<" in loads
 
 
 def test_the_readme_tells_the_same() -> None:
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     for shape in SHAPES:
         for engine in ("octavo", "vllm"):
             figures = " / ".join(f"{ROWS[f'{shape}: {decode_name(n)}'][engine]:.2f}" for n in BATCHES)

@@ -15,7 +15,7 @@ def test_what_can_be_begun_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "older").write_text("x")
     for path in (tmp_path / "new", tmp_path / "older", Path("/dev/null")):
         require_writable(path)
-    assert (tmp_path / "older").read_text() == "x"
+    assert (tmp_path / "older").read_text(encoding="utf-8") == "x"
     assert not (tmp_path / "new").exists()
 
 
@@ -55,7 +55,7 @@ def test_a_token_is_long_enough_and_can_be_typed(tmp_path: Path) -> None:
     file.write_text("  0123456789abcdef\n")
     assert token_in(str(file)) == "0123456789abcdef"
     for content in ("short", "0123456789abcde\u00e9", "0123456789 \x07 abcdef"):
-        file.write_text(content)
+        file.write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match="must hold 16 printable ASCII characters or more"):
             token_in(str(file))
     with pytest.raises(ValueError, match="cannot be read: No such file"):

@@ -245,7 +245,7 @@ def reference(
 def test_the_demo_model_s_chat_is_transformers_chat(smollm2_folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    config = json.loads((smollm2_folder / "tokenizer_config.json").read_text())
+    config = json.loads((smollm2_folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     theirs = PreTrainedTokenizerFast(
         tokenizer_file=str(smollm2_folder / "tokenizer.json"),
         chat_template=config["chat_template"],
