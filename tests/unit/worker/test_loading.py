@@ -24,9 +24,9 @@ ABSENT = f"{__file__}.absent"
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-
+    """With TRITON_INTERPRET the Triton kernels run on a CPU."""
     for name in list(os.environ):
-        if name.startswith("OCTAVO_"):
+        if name.startswith("OCTAVO_") or name == "TRITON_INTERPRET":
             monkeypatch.delenv(name)
 
 
