@@ -29,7 +29,7 @@ ROOMY = FakeSettings(
 
 @pytest.fixture(scope="module")
 def seat(shared_processes: Processes, tiny_llama: Path) -> SchedulerSeat:
-    return seat_scheduler(shared_processes, tiny_llama, "--worker-liveness-seconds", "60")
+    return seat_scheduler(shared_processes, tiny_llama)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def check_gone(rig: Rig, prompt: list[int], plans_before: int) -> None:
         while (await rig.service.stats()).running_requests:  # noqa: ASYNC110 - seen from outside
             await asyncio.sleep(0.005)
     await rig.fake.release()
-    await rig.service.wait_idle(timeout=60)
+    await rig.service.wait_idle()
     assert len(rig.fake.plans) - plans_before <= DEPTH
     again = await rig.service.generate(prompt, 4)
     assert again.tokens == wanted(prompt, 4)
@@ -68,7 +68,7 @@ async def test_a02_a_cancelled_unary_call_leaves(rig: Rig) -> None:
     prompt = prompt_of(22)
     call = rig.service.inference.GenerateOnce(pb.GenerateOnceRequest(request=request(prompt, LONG)))
     task = asyncio.ensure_future(call)
-    await rig.fake.wait_for_plans(5, timeout=60)
+    await rig.fake.wait_for_plans(5)
     rig.fake.hold()
     plans = len(rig.fake.plans)
     call.cancel()
@@ -109,7 +109,7 @@ async def test_a02_a_client_whose_network_vanishes_leaves_within_the_keepalive_b
         task = asyncio.create_task(far.run(request(prompt, LONG)))
         await rig.fake.wait_for_plans(5)
         proxy.swallow()
-        await rig.service.wait_idle(timeout=60)
+        await rig.service.wait_idle()
         assert len(rig.fake.plans) < LONG
         task.cancel()
 
@@ -173,7 +173,7 @@ async def test_a22_200_readers_that_stop_stutter_or_leave_keep_no_handler_and_no
             told = await asyncio.gather(*(slowly(call) for call in calls[100:]))
             for prompt, tokens in zip(prompts[100:], told, strict=True):
                 assert tokens[-20:] == wanted(prompt, 200)[-20:]
-            await rig.service.wait_idle(timeout=60)
+            await rig.service.wait_idle()
             sizes.append(scheduler.memory_info().rss)
     assert sizes[2] - sizes[0] < 16 << 20
 
@@ -221,7 +221,7 @@ async def test_a23_a_deadline_and_a_queue_timeout_end_a_waiting_request(seat: Sc
     async with rig_at(seat, replace(ROOMY, max_batch_seqs=1)) as rig:
         rig.fake.hold()
         running = asyncio.create_task(rig.service.run(request(prompt_of(12), 40)))
-        await rig.fake.wait_for_plans(1, timeout=60)
+        await rig.fake.wait_for_plans(1)
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await rig.service.run(request(prompt_of(13), 5), timeout=0.3)
         assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED

@@ -57,7 +57,7 @@ async def begin_all(rig: Rig, messages: list[pb.GenerateRequest]) -> list["async
     ]
     plans = 0
     while not all(reply.tokens for reply in replies):
-        await rig.fake.wait_for_plans(plans + 1, timeout=60)
+        await rig.fake.wait_for_plans(plans + 1)
         plans = len(rig.fake.plans)
         await rig.fake.release(1)
     return tasks

@@ -24,7 +24,6 @@ TIGHT_POOL = replace(SMALL, num_blocks=18)
 """Holds one request of `one` of whatever length, 30 + 40 tokens, and hardly two."""
 PATIENT = ("--worker-liveness-seconds", "60", "--worker-grace-seconds", "600")
 """A worker that is slow is not taken for lost, nor one that takes long to come back: sessions are counted."""
-STOP_SECONDS = 60
 
 
 async def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -62,7 +61,7 @@ async def record(processes: Processes, model: Path, *flags: str) -> Path:
         await rig.service.wait_idle()
         samples = await asyncio.to_thread(scrape, seat.metrics_url)
         assert total(samples, "octavo_invariant_violations_total") == 0
-    assert await asyncio.to_thread(seat.process.stop, STOP_SECONDS) == 0
+    assert await asyncio.to_thread(seat.process.stop) == 0
     return log
 
 
@@ -97,16 +96,15 @@ async def test_a_service_in_constant_trouble_replays_without_a_difference(
 async def recorded_run(processes: Processes, model: Path, settings: FakeSettings) -> Path:
     """The log of a quiet service, with one lost worker in between."""
     log = processes.folder / "quiet.log"
-    flags = ["--record", str(log), "--record-plans", *PATIENT]
-    seat = await asyncio.to_thread(seat_scheduler, processes, model, *flags)
+    seat = await asyncio.to_thread(seat_scheduler, processes, model, "--record", str(log), "--record-plans")
     async with rig_at(seat, settings) as rig:
         replies = await rig.service.run_all(messages(12))
         assert replies[1].tokens == wanted(list(messages(12)[1].token_ids.ids), 12)
         await rig.fake.restart()
-        await until(lambda: len(rig.fake.sessions) == 2, 60)
+        await until(lambda: len(rig.fake.sessions) == 2)
         await rig.service.wait_ready()
         await rig.service.run_all(messages(6))
-    assert await asyncio.to_thread(seat.process.stop, STOP_SECONDS) == 0
+    assert await asyncio.to_thread(seat.process.stop) == 0
     return log
 
 
@@ -150,12 +148,12 @@ async def test_a_log_of_a_real_worker_runs_on_another_with_the_same_tokens(
     async with Service(seat.address) as service:
         await service.wait_ready()
         running = asyncio.create_task(service.run_all(messages(10)))
-        await until(lambda: log.stat().st_size > 4000, 60)
+        await until(lambda: log.stat().st_size > 4000)
         await asyncio.to_thread(worker.kill)
         await asyncio.to_thread(processes.worker, tiny_llama, address, *pool)
         replies = await running
         await service.wait_ready()
-    assert await asyncio.to_thread(seat.stop, STOP_SECONDS) == 0
+    assert await asyncio.to_thread(seat.stop) == 0
     other = f"unix:{processes.folder}/other.sock"
     await asyncio.to_thread(processes.worker, tiny_llama, other, *pool)
     done = await replay(str(log), "--worker", other, "--json")

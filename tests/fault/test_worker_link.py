@@ -42,7 +42,7 @@ async def next_session(fake: FakeWorker, after: int) -> None:
     """Waits until more than `after` sessions have begun: the one before is lost then. Readiness would not
     show it, for it may be back between two looks.
     """
-    await until(lambda: len(fake.sessions) > after, 60)
+    await until(lambda: len(fake.sessions) > after)
 
 
 async def begin_all(rig: Rig, count: int = 5, tokens: int = 50) -> list["asyncio.Task[object]"]:

@@ -100,7 +100,7 @@ async def test_a_worker_killed_twice_loses_nothing(stack: Stack) -> None:
     async def trouble(service: Service) -> None:
         for _ in range(2):
             dead = await kill_worker(stack)
-            await until(lambda dead=dead: stack.worker_pid() not in (None, dead), 60)  # type: ignore[misc]
+            await until(lambda dead=dead: stack.worker_pid() not in (None, dead))  # type: ignore[misc]
         await service.wait_ready(timeout=120)
 
     await run_through(stack, trouble)
@@ -137,11 +137,11 @@ async def test_a25_a_worker_whose_supervisor_is_killed_ends_too(
     processes: Processes, tiny_llama: Path
 ) -> None:
     process = processes.serve(tiny_llama, "--num-blocks", "32")
-    await until(lambda: len(children_of(process.pid, "gpu_worker")) == 1, 60)
+    await until(lambda: len(children_of(process.pid, "gpu_worker")) == 1)
     children = children_of(process.pid, "-m")
     assert len(children) >= 2
     process.kill()
-    await until(lambda: not any(_alive(pid) for pid in children), 60)
+    await until(lambda: not any(_alive(pid) for pid in children))
 
 
 def _alive(pid: int) -> bool:
