@@ -21,7 +21,7 @@ from gateway.exchange import encode
 
 MAX_HEAD_BYTES = 1 << 16
 """Of a request's line and headers."""
-_HEADER_MARKS = len(b": \r\n")
+_LINE_MARKS, _HEADER_MARKS = len(b"  HTTP/1.1\r\n"), len(b": \r\n")
 _HIGH, _LOW = 1 << 16, 7 << 13
 """Unread bytes at which an answer waits, and at which it goes on."""
 
@@ -56,7 +56,8 @@ class Connection(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        too_many = self._head_bytes > MAX_HEAD_BYTES + len(b"\r\n")  # the empty line may be half here
+        if self._in_head and too_many and not self.transport.is_closing():
             self._refuse_head()
 
     def on_message_begin(self) -> None:
@@ -74,6 +75,7 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._count(len(self.parser.get_method()) + _LINE_MARKS)
         self._in_head, self._head_bytes = False, 0
         self._head_came()
         super().on_headers_complete()
@@ -129,7 +131,7 @@ class Connection(HttpToolsProtocol):
 
     def _count(self, size: int) -> None:
         """Raises ValueError, which ends the parsing, past the limit of a head. One that comes whole is never
-        seen unfinished.
+        seen unfinished: it is refused for the same bytes as one that comes in pieces.
         """
         self._parsed_bytes += size
         if self._parsed_bytes > MAX_HEAD_BYTES:
