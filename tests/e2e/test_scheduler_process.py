@@ -109,9 +109,7 @@ def failure(processes: Processes, *arguments: str) -> str:
     return str(failed.value)
 
 
-def test_what_stops_a_start_is_said_in_one_line(
-    processes: Processes, tiny_llama: Path, tmp_path: Path
-) -> None:
+def test_what_stops_a_start_is_said_in_one_line(processes: Processes, tiny_llama: Path) -> None:
     model = ["--model", str(tiny_llama), "--metrics-port", "0"]
     running = processes.scheduler(tiny_llama, "unix:/nowhere.sock")
     taken = failure(processes, *model, "--listen", running.address)
@@ -119,7 +117,7 @@ def test_what_stops_a_start_is_said_in_one_line(
     assert '"level": "critical"' in taken
     assert taken.count('"message"') == 1
     assert f"--listen {running.address}: cannot be bound; is it taken?" in taken
-    nowhere = f"unix:{tmp_path}/none/s.sock"
+    nowhere = f"unix:{processes.folder}/none/s.sock"
     assert f"--listen {nowhere}: cannot be bound: No such file" in failure(
         processes, *model, "--listen", nowhere
     )
