@@ -124,9 +124,10 @@ def test_what_stops_a_start_is_said_in_one_line(processes: Processes, tiny_llama
     bad_bind = failure(processes, *model, "--listen", "0.0.0.0:0")
     assert "exit status 2" in bad_bind
     assert "--allow-insecure-bind" in bad_bind
-    no_folder = failure(processes, "--model", str(tiny_llama / "nothing"), "--listen", "127.0.0.1:0")
+    nothing = f"{processes.folder}/nothing"
+    no_folder = failure(processes, "--model", nothing, "--listen", "127.0.0.1:0")
     assert "exit status 2" in no_folder
-    assert f"--model {tiny_llama / 'nothing'}: does not exist" in no_folder
+    assert f"--model {nothing}: does not exist" in no_folder
     metrics_taken = failure(
         processes, "--model", str(tiny_llama), "--listen", "127.0.0.1:0",
         "--metrics-port", str(running.serving["metrics_port"]),
