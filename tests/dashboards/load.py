@@ -20,7 +20,7 @@ from octavo.v1 import inference_pb2 as pb
 from tests.dashboards.agents import SESSIONS, play_session
 from tests.dashboards.chats import Chats
 from tests.e2e.processes import Processes, ServiceProcess
-from tests.e2e.service import Service
+from tests.e2e.service import PATIENCE, Service
 
 BLOCKS = 100
 ROWS = "12"
@@ -91,20 +91,25 @@ class Load:
             await play_session(self._service, SESSIONS[number])
 
     async def _trouble(self) -> None:
-        """Refused, and aborted while it runs or waits."""
+        """Refused, and aborted while it runs or waits: as soon as it is there, with long answers to come."""
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await self._service.generate([1], 0)
             prompts = [list(range(10 + i, 60 + i)) for i in range(4)]
             burst = [
-                asyncio.create_task(self._service.generate(prompt, 80, request_id=f"b{i}"))
+                asyncio.create_task(self._service.generate(prompt, 400, request_id=f"b{i}"))
                 for i, prompt in enumerate(prompts)
             ]
             try:
-                await asyncio.sleep(0.5)
+                await self._until_live({"b0", "b1"})
                 await self._service.inference.Abort(pb.AbortRequest(request_ids=["b0", "b1"]))
                 await asyncio.gather(*burst)
             finally:
                 for one in burst:
                     one.cancel()
             await asyncio.sleep(2)
+
+    async def _until_live(self, request_ids: set[str]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not request_ids <= {one.request_id for one in (await self._service.stats()).requests}:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
