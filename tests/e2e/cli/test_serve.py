@@ -16,6 +16,8 @@ from octavo_client import Client
 from tests.e2e.cli.run import SECONDS, Background, Terminal, command, octavo
 from tests.e2e.processes import REPOSITORY, child_environment, children_of, until_gone
 
+AT_ONCE = 10.0
+"""Seconds, less than a drain takes."""
 PORTS = ("--port", "0", "--metrics-port", "0", "--worker-metrics-port", "0", "--num-blocks", "64")
 
 
@@ -48,7 +50,7 @@ def test_serve_says_how_to_talk_to_it_and_ends_cleanly(served: Background) -> No
     children = children_of(served.process.pid, "-m")
     assert set(started(said)) <= set(children)
     assert served.end(signal.SIGINT) == 0
-    until_gone(children, 10)  # less than a drain takes
+    until_gone(children, AT_ONCE)
     assert served.err.read_text() == ""
 
 
@@ -77,7 +79,7 @@ def test_serve_outlives_its_terminal_and_still_ends_when_told(tiny_llama: Path) 
             assert client.generate("hello", max_tokens=4, ignore_eos=True).usage.completion_tokens == 4
         terminal.interrupt()
         assert terminal.process.wait(SECONDS) == 0
-        until_gone(children, 10)  # less than a drain takes
+        until_gone(children, AT_ONCE)
     finally:
         terminal.process.kill()
         terminal.process.wait()
@@ -128,7 +130,7 @@ def test_serve_ends_cleanly_when_its_pipe_is_left(
             assert process.stderr.read() == b""
         finally:
             process.kill()
-    until_gone(children, 10)  # less than a drain takes
+    until_gone(children, AT_ONCE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -226,7 +228,7 @@ def test_the_demo_tells_its_story_and_leaves_no_process(tiny_llama: Path, tmp_pa
     ):
         assert words in said
     assert "\x1b" not in said
-    until_gone([*started(said), *children], 10)  # less than a drain takes
+    until_gone([*started(said), *children], AT_ONCE)
 
 
 def test_the_demo_interrupted_leaves_no_process(tiny_llama: Path, tmp_path: Path) -> None:
@@ -237,7 +239,7 @@ def test_the_demo_interrupted_leaves_no_process(tiny_llama: Path, tmp_path: Path
     finally:
         job.close()
     assert "interrupted" in job.err.read_text()
-    until_gone(children, 10)  # less than a drain takes
+    until_gone(children, AT_ONCE)
 
 
 def test_the_demo_says_in_one_line_what_failed(tiny_llama: Path) -> None:
@@ -263,7 +265,7 @@ def test_serve_with_http_runs_a_gateway_too_and_ends_all_three(tiny_llama: Path,
         children = children_of(job.process.pid, "-m")
         assert children_of(job.process.pid, "gateway")
         assert job.end(signal.SIGINT) == 0
-        until_gone(children, 10)  # less than a drain takes
+        until_gone(children, AT_ONCE)
     finally:
         job.close()
 
