@@ -21,7 +21,7 @@ from gpu_worker.errors import NoGrammarsError, WorkerError
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.step_loop import Session, StepLoop
 from octavo import handshake, transport
-from octavo.binding import why_unbound
+from octavo.binding import bind
 from octavo.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, StaleEpoch, Unavailable
 from octavo.interceptors import ErrorMapping
 from octavo.logging import epoch_text
@@ -205,9 +205,9 @@ class WorkerServer:
     async def start(self, listen: str) -> str:
         """Binds and serves; returns the address with the port that was taken. Raises WorkerError."""
         try:
-            port = self._server.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise WorkerError(f"--listen {listen}: {why_unbound(listen)}") from error
+            port = bind(self._server, listen)
+        except OSError as error:
+            raise WorkerError(f"--listen {listen}: {error}") from error
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self.set_serving(False)
         await self._server.start()

@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from octavo import transport
-from octavo.binding import why_unbound
+from octavo.binding import bind
 from octavo.interceptors import ErrorMapping
 from octavo.v1 import inference_pb2, inference_pb2_grpc, kv_cache_pb2, kv_cache_pb2_grpc
 
@@ -67,9 +67,9 @@ class Server:
         await self._health.set("", _SERVING)
         await self._publish()
         try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise RuntimeError(f"--listen {address}: {why_unbound(address)}") from error
+            port = bind(self._server, address)
+        except OSError as error:
+            raise RuntimeError(f"--listen {address}: {error}") from error
         await self._server.start()
         return transport.bound_address(address, port)
 

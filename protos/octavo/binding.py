@@ -1,18 +1,30 @@
-"""Why a server could not have an address: gRPC says only that it could not.
+"""Binds a gRPC server to its address, and says why where it cannot: gRPC itself says only that it could not,
+and takes a Unix socket's path from the server that listens there.
 
-Owns the question to the system, asked once a server has failed; knows no server. Invariant: an address is as
-free afterwards as before.
+Owns the questions to the system around it. Invariant: an address that cannot be had is as it was before.
 """
 
 import errno
 import socket
 from pathlib import Path
 
+import grpc
+
+
+def bind(server: grpc.aio.Server, address: str) -> int:
+    """The port that the server got; of a Unix socket any number. Raises OSError, whose text follows the
+    setting's name and value.
+    """
+    if _is_listened_on(address):
+        raise OSError("cannot be bound: a server listens there")
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(why_unbound(address)) from error
+
 
 def why_unbound(address: str) -> str:
-    """What keeps an address, host:port or unix:/path, from being bound, to follow the setting's name and
-    value.
-    """
+    """What keeps an address, host:port or unix:/path, from being bound."""
     try:
         _bind(address)
     except OSError as error:
@@ -20,6 +32,22 @@ def why_unbound(address: str) -> str:
             return "cannot be bound; is it taken?"
         return f"cannot be bound: {error.strerror or error}"
     return "cannot be bound"
+
+
+def _is_listened_on(address: str) -> bool:
+    """Whether a Unix socket has a server. One that a killed server left has none, and is free."""
+    scheme, _, path = address.partition(":")
+    if scheme != "unix":
+        return False
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.setblocking(False)
+        try:
+            caller.connect(path)
+        except BlockingIOError:
+            return True  # so many wait there that no more fit
+        except OSError:
+            return False
+    return True
 
 
 def _bind(address: str) -> None:

@@ -1,13 +1,14 @@
-"""Why an address cannot be bound, in the system's words."""
+"""What an address is bound to, and why one cannot be, in the system's words."""
 
 import errno
 import os
 import socket
 from pathlib import Path
 
+import grpc
 import pytest
 
-from octavo.binding import why_unbound
+from octavo.binding import bind, why_unbound
 
 
 def test_a_port_that_another_listens_on_may_be_taken() -> None:
@@ -41,3 +42,37 @@ def test_an_address_is_as_free_afterwards_as_before(tmp_path: Path) -> None:
     for address in (f"unix:{tmp_path}/socket", "unix-abstract:octavo-test-binding", "127.0.0.1:0"):
         assert [why_unbound(address) for _ in range(2)] == ["cannot be bound"] * 2
     assert not list(tmp_path.iterdir())
+
+
+async def test_a_socket_is_taken_from_no_server_that_listens(tmp_path: Path) -> None:
+    """gRPC alone would give the second server the path, and the first would be reached by nobody."""
+    address = f"unix:{tmp_path}/socket"
+    first, second = grpc.aio.server(), grpc.aio.server()
+    bind(first, address)
+    await first.start()
+    with pytest.raises(OSError, match="cannot be bound: a server listens there"):
+        bind(second, address)
+    async with grpc.aio.insecure_channel(address) as channel:
+        await channel.channel_ready()
+    await first.stop(0)
+    bind(second, address)
+    await second.stop(0)
+
+
+async def test_a_socket_to_which_no_more_can_connect_is_taken(tmp_path: Path) -> None:
+    path = f"{tmp_path}/socket"
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as caller:
+        other.bind(path)
+        other.listen(0)
+        caller.connect(path)
+        with pytest.raises(OSError, match="a server listens there"):
+            bind(grpc.aio.server(), f"unix:{path}")
+
+
+async def test_a_socket_that_a_killed_server_left_is_free(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(f"{tmp_path}/socket")
+        killed.listen()
+    server = grpc.aio.server()
+    bind(server, f"unix:{tmp_path}/socket")
+    await server.stop(0)
