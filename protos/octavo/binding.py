@@ -26,7 +26,7 @@ def bind(server: grpc.aio.Server, address: str) -> int:
 def why_unbound(address: str) -> str:
     """What keeps an address, host:port or unix:/path, from being bound."""
     try:
-        _bind(address)
+        _try_to_bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return "cannot be bound; is it taken?"
@@ -50,7 +50,7 @@ def _is_listened_on(address: str) -> bool:
     return True
 
 
-def _bind(address: str) -> None:
+def _try_to_bind(address: str) -> None:
     """Binds and lets go again. Raises OSError."""
     scheme, _, path = address.partition(":")
     if scheme in ("unix", "unix-abstract"):

@@ -38,7 +38,12 @@ def compiling(device: torch.device) -> Iterator[None]:
     count = min(_MOST_THREADS, os.cpu_count() or 1)
     threads = ThreadPoolExecutor(count, "compile", torch.cuda.set_device, (device,))
     launchable = _Launchable(threads)
-    with _no_collections(), _telling(launchable.built), threads, triton.AsyncCompileMode(launchable):
+    with (
+        _no_collections(),
+        _after_each_build(launchable.built),
+        threads,
+        triton.AsyncCompileMode(launchable),
+    ):
         yield
 
 
@@ -65,11 +70,11 @@ def instead_of_launching() -> Iterator[None]:
 
 
 @contextmanager
-def _telling(built: Callable[[], None]) -> Iterator[None]:
+def _after_each_build(built: Callable[[], None]) -> Iterator[None]:
     """Inside, Triton calls this behind the code that it builds from Python, in the thread that builds."""
     own = {source: source.make_ir for source in (ASTSource, GluonASTSource)}
 
-    def telling(make_ir: Callable[..., Any]) -> Callable[..., Any]:
+    def followed(make_ir: Callable[..., Any]) -> Callable[..., Any]:
         def build(*args: Any, **options: Any) -> Any:
             code = make_ir(*args, **options)
             built()
@@ -78,7 +83,7 @@ def _telling(built: Callable[[], None]) -> Iterator[None]:
         return build
 
     for source, make_ir in own.items():
-        source.make_ir = telling(make_ir)
+        source.make_ir = followed(make_ir)
     try:
         yield
     finally:

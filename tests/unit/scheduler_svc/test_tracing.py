@@ -1,6 +1,5 @@
 """Spans of requests and steps from a real engine; and that a service which does not trace pays nothing."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from octavo.trace_context import current_traceparent
 from octavo.tracing import Tracing
 from scheduler_svc.requests import Record
 from scheduler_svc.tracing import RequestTrace, StepTracer
+from tests.fixtures.programs import printed_by
 from tests.unit.core.test_cost import no_collection
 from tests.unit.scheduler_svc.engine_rig import EngineRig, engine_rig
 
@@ -188,5 +188,4 @@ async def test_without_tracing_no_step_and_no_token_calls_it(on: bool) -> None:
 @pytest.mark.parametrize("module", ["scheduler_svc.app", "gpu_worker.life", "gateway.server"])
 def test_a_process_that_does_not_trace_imports_no_tracing_library(module: str) -> None:
     code = f"import sys, {module}; print(sorted(n for n in sys.modules if n.startswith('opentelemetry')))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert printed_by(code) == "[]"

@@ -1,6 +1,5 @@
 """Where the seconds of a start go: parts in order, from the process' beginning on."""
 
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ import pytest
 
 from gpu_worker import start_clock
 from gpu_worker.start_clock import StartClock
-from tests.e2e.processes import REPOSITORY, child_environment
+from tests.fixtures.programs import printed_by
 
 
 def test_parts_follow_one_another_and_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,15 +27,8 @@ def test_the_first_part_begins_with_the_process() -> None:
         "from gpu_worker.start_clock import _age; import time; a = _age(); time.sleep(0.2); print(a, _age())"
     )
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=REPOSITORY,
-        env=child_environment(),
-    )
+    printed = printed_by(code)
     whole = time.monotonic() - began
-    first, second = map(float, done.stdout.split())
+    first, second = map(float, printed.split())
     assert 0 <= first <= second - 0.2
     assert second <= whole + 0.02

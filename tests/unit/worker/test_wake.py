@@ -2,8 +2,6 @@
 
 import logging
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,7 +11,7 @@ import pytest
 
 import gpu_worker.__main__
 from gpu_worker import life, wake
-from tests.e2e.processes import REPOSITORY, child_environment
+from tests.fixtures.programs import printed_by
 
 
 class StubDriver:
@@ -76,12 +74,4 @@ def test_a_worker_on_a_cpu_wakes_no_device(monkeypatch: pytest.MonkeyPatch, devi
 
 def test_settings_are_read_before_anything_large_is_imported() -> None:
     code = "import sys, gpu_worker.__main__; print({'torch', 'grpc', 'transformers'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=REPOSITORY,
-        env=child_environment(),
-    )
-    assert done.stdout.strip() == "set()"
+    assert printed_by(code) == "set()"
