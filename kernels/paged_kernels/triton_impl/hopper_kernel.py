@@ -60,17 +60,18 @@ def _hold(total, name: gl.constexpr):
 
 @gluon.jit
 def _weigh(
-    scores, peak, total, positions, start, scale_log2, masked: gl.constexpr, left: gl.constexpr,
-    dtype: gl.constexpr, part: gl.constexpr, hold: gl.constexpr,
+    scores, peak, total, positions, start, masked, scale_log2, left: gl.constexpr, dtype: gl.constexpr,
+    part: gl.constexpr, hold: gl.constexpr,
 ):
-    """Scores to weights over the new peak, as the left operand; what the sums so far are multiplied by."""
+    """Scores to weights over the new peak, as the left operand; what the sums so far are multiplied by.
+
+    masked: some line sees not all of the keys. All lanes branch alike, so one loop over tiles of keys serves.
+    """
     if masked:
         keys = start + gl.arange(0, 128, layout=gl.SliceLayout(0, scores.type.layout))
         scores = gl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
     highest = gl.maximum(peak, gl.max(scores, 1))
-    base = highest * scale_log2
-    if masked:
-        base = gl.where(highest == float("-inf"), 0.0, base)
+    base = gl.where(highest == float("-inf"), 0.0, highest * scale_log2)
     weights = _power(scores * scale_log2 - base[:, None])
     keep = _power(peak * scale_log2 - base)
     total = total * keep + gl.sum(weights, 1)
@@ -156,21 +157,17 @@ def _attend(
     barrier()
     mbarrier.arrive(k_free.index(stage), count=1)
     weights, peak, total, _keep = _weigh(
-        scores, peak, total, positions, (count - 1) * 128, scale_log2, True, left, queries.dtype, part, False
+        scores, peak, total, positions, (count - 1) * 128, True, scale_log2, left, queries.dtype, part, False
     )
     mbarrier.wait(v_bars.index(stage), phase)
     if (context % block_size != 0) & (count * 128 > context):
         clear_tail(v_blocks, stage, context, block_size, head_dim, warps)
     seen_by_all = gl.minimum((start_position + 1) // 128, count - 1)
-    for step in range(1, count - seen_by_all):
+    for step in range(1, count):
+        number = count - 1 - step
         acc, weights, peak, total = _step(
-            queries, keys, values, bars, weights, acc, peak, total, positions, (count - 1 - step) * 128,
-            done + step, scale_log2, zeros, True, left, part, stages,
-        )
-    for step in range(count - seen_by_all, count):
-        acc, weights, peak, total = _step(
-            queries, keys, values, bars, weights, acc, peak, total, positions, (count - 1 - step) * 128,
-            done + step, scale_log2, zeros, False, left, part, stages,
+            queries, keys, values, bars, weights, acc, peak, total, positions, number * 128,
+            number >= seen_by_all, done + step, scale_log2, zeros, left, part, stages,
         )
     last = done + count - 1
     mbarrier.wait(v_bars.index(last % stages), last // stages & 1)
@@ -184,8 +181,8 @@ def _attend(
 
 @gluon.jit
 def _step(
-    queries, keys, values, bars, weights, acc, peak, total, positions, start, step, scale_log2, zeros,
-    masked: gl.constexpr, left: gl.constexpr, part: gl.constexpr, stages: gl.constexpr,
+    queries, keys, values, bars, weights, acc, peak, total, positions, start, masked, step, scale_log2, zeros,
+    left: gl.constexpr, part: gl.constexpr, stages: gl.constexpr,
 ):
     """The scores of keys from `start` on are multiplied out before the values of the tile before are."""
     k_bars, v_bars, k_free, v_free = bars
@@ -198,7 +195,7 @@ def _step(
     barrier()
     mbarrier.arrive(k_free.index(stage), count=1)
     next_weights, peak, total, keep = _weigh(
-        scores, peak, total, positions, start, scale_log2, masked, left, queries.dtype, part, True
+        scores, peak, total, positions, start, masked, scale_log2, left, queries.dtype, part, True
     )
     acc = warpgroup_mma_wait(num_outstanding=0, deps=[sums])
     barrier()

@@ -15,7 +15,7 @@ barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 _RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-NO_TOKEN = gl.constexpr(0x7FFFFFFF)
+_ROWS_A_LANE = gl.constexpr(4)
 COUNT, MORE = gl.constexpr(7), gl.constexpr(8)
 """Places in what find_tile gives."""
 
@@ -66,25 +66,16 @@ def find_tile(lens, item, tile_tokens: gl.constexpr):
     from here on are.
     """
     cu_query_lens, context_lens, num_rows, kv_heads = lens
-    layout: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
-    at_once: gl.constexpr = 128 * gl.num_warps()
-    tokens = gl.load(cu_query_lens + num_rows)
-    place = item // kv_heads
-    last = gl.full([at_once], 0, gl.int64, layout)
-    begin = gl.full([at_once], 0, gl.int32, layout)
-    end = gl.full([at_once], NO_TOKEN, gl.int32, layout)
-    for first in range(0, num_rows, at_once):
-        rows = first + gl.arange(0, at_once, layout=layout)
-        begins = gl.load(cu_query_lens + rows, mask=rows < num_rows, other=NO_TOKEN)
-        contexts = gl.load(context_lens + rows, mask=rows < num_rows, other=0)
-        before = (rows < num_rows) & (begins // tile_tokens + rows <= place)
-        last = gl.maximum(last, gl.where(before, rows.to(gl.int64) << 32 | contexts.to(gl.int64), 0))
-        begin = gl.maximum(begin, gl.where(before, begins, 0))
-        end = gl.minimum(end, gl.where(before, NO_TOKEN, begins))
-    found = gl.max(last, 0)
-    row, context = (found >> 32).to(gl.int32), (found & 0x7FFFFFFF).to(gl.int32)
-    first_token = gl.max(begin, 0)
-    next_token = gl.minimum(gl.min(end, 0), tokens)
+    layout: gl.constexpr = gl.BlockedLayout([_ROWS_A_LANE], [32], [gl.num_warps()], [0])
+    tokens, place = gl.load(cu_query_lens + num_rows), item // kv_heads
+    before = 0
+    for start in range(0, num_rows, 32 * _ROWS_A_LANE):
+        rows = start + gl.arange(0, 32 * _ROWS_A_LANE, layout=layout)
+        begins = gl.load(cu_query_lens + rows, mask=rows < num_rows, other=0)
+        before += gl.sum(((rows < num_rows) & (begins // tile_tokens + rows <= place)).to(gl.int32), 0)
+    row = before - 1
+    first_token, next_token = gl.load(cu_query_lens + row), gl.load(cu_query_lens + row + 1)
+    context = gl.load(context_lens + row)
     query_len = next_token - first_token
     number = place - (first_token // tile_tokens + row)
     first = ((query_len + tile_tokens - 1) // tile_tokens - 1 - number) * tile_tokens

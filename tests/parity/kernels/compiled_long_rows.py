@@ -17,22 +17,20 @@ from paged_kernels.testing import Shape, make_batch
 from paged_kernels.triton_impl import hopper_attention, machine, paged_attention
 from tests.fixtures.stub_driver import StubDriver
 
-WAIT = "wgmma.wait_group.sync.aligned"
+WAIT = "WARPGROUP.DEPBAR.LE gsb0, "
 ROWS = ((300, 300), (0, 0), (1, 40)) * 10
 SHAPES = [Shape(16, 8, 2, 128, ROWS), Shape(8, 8, 1, 64, ROWS), Shape(128, 8, 7, 128, ROWS)]
 
 
 def facts(kernel: Any) -> dict[str, Any]:
-    code, machine_code = kernel.asm["ptx"], kernel.asm["sass"]
-    loop = code.rindex(f"{WAIT} 1")
+    code = kernel.asm["sass"]
+    loop = code.rindex(f"{WAIT}0x1")
     return {
         "shared": kernel.metadata.shared,
         "depends": kernel.metadata.launch_pdl,
-        "multiplications": machine_code.count("HGMMA"),
-        "waits": machine_code.count("WARPGROUP.DEPBAR"),
-        "places": [
-            code.find(word, loop) for word in ("wait_group", "ex2", "wgmma.wait_group.sync.aligned 0")
-        ],
+        "multiplications": code.count("HGMMA"),
+        "waits": code.count(WAIT),
+        "places": [loop, code.find("MUFU.EX2", loop), code.find(f"{WAIT}0x0", loop)],
     }
 
 

@@ -6,8 +6,8 @@ pytestmark = PATIENT
 
 _SHARED_BYTES = 232448
 """What a program may have on such a device."""
-_WAITS = 6
-"""Of a group of warps: the first and the last tile one each, both loops two each. Triton 3.6 writes one code
+_WAITS = 4
+"""Of a group of warps: the first and the last tile one each, the loop two. Triton 3.6 writes one code
 for both groups, 3.9 one for each."""
 
 
