@@ -68,6 +68,7 @@ def attend_listed(
         max(2, _JOINED_LINES // lines),
         num_warps=tile.warps,
         num_stages=tile.stages,
+        maxnreg=tile.registers or None,
         **machine.launch_options(overlap),
     )
     return out

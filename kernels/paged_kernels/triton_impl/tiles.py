@@ -14,12 +14,16 @@ from paged_kernels.triton_impl import machine
 
 @dataclass(frozen=True)
 class Tile:
-    """A kernel's shape: block_m lines (query token x query head) by block_n keys; warps, pipeline stages."""
+    """A kernel's shape: block_m lines (query token x query head) by block_n keys; warps, pipeline stages.
+
+    registers: of a thread, at most, so that as many programs are resident as work is cut for; 0: any number.
+    """
 
     block_m: int
     block_n: int
     warps: int
     stages: int
+    registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def choose_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
 
 # By the device's name: (short, few, long) tiles of 16-bit dtypes, head_dim 65..128 and groups up to 16.
 # Measured by benchmarks/gpu_check.py; see benchmarks/gpu-notes.md.
-_TUNED = {"NVIDIA H200": (Tile(16, 64, 4, 4), Tile(16, 64, 4, 7), Tile(128, 128, 8, 3))}
+_TUNED = {"NVIDIA H200": (Tile(16, 64, 4, 4, 128), Tile(16, 64, 4, 7), Tile(128, 128, 8, 3))}
 # The same over an e4m3 pool; benchmarks/gpu_fp8.py measures them.
 _TUNED_FP8 = {"NVIDIA H200": (Tile(16, 64, 2, 5), Tile(16, 128, 4, 5), Tile(64, 128, 4, 2))}
 
