@@ -4,10 +4,11 @@
 Owns two kernels, run once a step; knows no keys. Invariant: rows are said to share tokens only where their
 block tables name the same blocks from the first on, all of them before the block of the row's newest token.
 
-What a group of rows has in common, and what each row has of its own, is cut into pieces no longer than an
-equal share of all key tiles for each program that the device holds at once; an end of a few tiles stays with
-the piece before it. A program attends one KV head of one piece, the largest pieces first. Records say, for
-each new token, what parts its answer has.
+What each row has of its own is cut into pieces no longer than an equal share of all key tiles for each
+program that the device holds at once, what a group of rows has in common into an equal share of such tiles
+alone; an end of a few tiles stays with the piece before it. A program attends one KV head of one piece: first
+what is in common, so that the rows' own parts arrive last and join, each row by a program; then the largest
+pieces. Records say, for each new token, what parts its answer has.
 """
 
 import triton
@@ -189,7 +190,7 @@ def list_kernel(
     most_rows: tl.constexpr, padded_rows: tl.constexpr, overlap: tl.constexpr,
 ):
     """Writes the list for so many programs at once, and zeros to arrivals; no piece is cut shorter than
-    least_tiles.
+    least_tiles, or half of it where it is in common.
 
     One program. state: the number of pieces. most_rows: that attend together, block_m // group. scratch:
     4 * padded_rows int32.
@@ -210,10 +211,16 @@ def list_kernel(
     prefix = tl.where(tokens >= least_shared, tokens // block_n, 0)
     prefix = tl.where(prefix * (size - 1) >= least_saved, prefix, 0)
     own = tl.cdiv(context - prefix * block_n, block_n)
-    tiles = tl.sum(own + tl.where(leads, prefix, 0), 0) * kv_heads
+    groups = leads & (prefix > 0)
+    shared_tiles = tl.sum(tl.where(groups, prefix, 0), 0)
+    tiles = (tl.sum(own, 0) + shared_tiles) * kv_heads
     most = tl.maximum(tl.cdiv(tiles, programs), least_tiles)
-
-    common_parts, own_parts = _pieces_of(prefix, most), _pieces_of(own, most)
+    own_parts = _pieces_of(own, most)
+    room = num_rows + num_rows // 2 + tl.cdiv(programs, kv_heads) - tl.sum(own_parts, 0)
+    share = tl.minimum(programs // kv_heads, room - tl.sum(groups.to(tl.int32), 0))
+    most_shared = tl.maximum(tl.cdiv(shared_tiles, tl.maximum(share, 1)), least_tiles // 2)
+    most_shared = tl.minimum(most_shared, most)
+    common_parts = _pieces_of(prefix, most_shared)
     parts = common_parts + own_parts
     line, own_line = _lines(leads, size, parts, common_parts, own_parts, group)
     _write_records(
@@ -228,7 +235,7 @@ def list_kernel(
     )
     _write_pieces(
         pieces, members, row, size, token, member, leads, prefix > 0, at, at + common_parts - 1, common_parts,
-        most, 0, prefix * block_n, line, size * group, block_m, block_n,
+        most_shared, 0, prefix * block_n, line, size * group, block_m, block_n,
     )
     _write_pieces(
         pieces, members, row, 1, token, 0, used, used, own_at, last_at, own_parts,
