@@ -4,6 +4,7 @@ Owns what is asked of the compiled code; launches nothing. Invariant: TRITON_INT
 """
 
 import json
+import re
 import sys
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,8 @@ from tests.fixtures.stub_driver import StubDriver
 
 WORDS = ("launch_dependents", "griddepcontrol.wait", "ld.global", "cp.async")
 BLOCK_SIZE, KV_HEADS, HEAD_DIM = 16, 8, 128
+REGISTERS, SHARED_BYTES, RESERVED_BYTES = 65536, 233472, 1024
+"""Of a multiprocessor; the last of its shared memory for each program."""
 
 
 def pools(fp8: bool) -> Tensor:
@@ -32,15 +35,24 @@ def pools(fp8: bool) -> Tensor:
     return [values, values]  # type: ignore[return-value]
 
 
-def attend(rows: int, fp8: bool, settled: bool) -> None:
-    query = torch.empty((rows, 2 * KV_HEADS, HEAD_DIM), dtype=torch.bfloat16)
+def attend(rows: int, fp8: bool, settled: bool = True, group: int = 2) -> int:
+    """Returns for how many programs on each multiprocessor the work is cut."""
+    query = torch.empty((rows, group * KV_HEADS, HEAD_DIM), dtype=torch.bfloat16)
     tables, lens = torch.zeros((rows, 256), dtype=torch.int32), torch.arange(rows + 1, dtype=torch.int32)
     contexts, (keys, values) = torch.full((rows,), 100, dtype=torch.int32), pools(fp8)
-    work = decode_work.decode_work(tables, lens, contexts, keys, 2 * KV_HEADS, query.dtype)
+    work = decode_work.decode_work(tables, lens, contexts, keys, group * KV_HEADS, query.dtype)
     assert work is not None
     assert work.settled
     work = replace(work, settled=settled)
     paged_attention.paged_attention(query, keys, values, tables, lens, contexts, 0.1, 1, 4096, work=work)
+    return work.policy.programs
+
+
+def resident(kernel: Any) -> int:
+    """Programs that a multiprocessor holds at once."""
+    used = 1 + max(int(number) for number in re.findall(r"\bR(\d+)\b", kernel.asm["sass"]))
+    of_program = -(-used // 8) * 8 * 32 * kernel.metadata.num_warps
+    return min(REGISTERS // of_program, SHARED_BYTES // (kernel.metadata.shared + RESERVED_BYTES))
 
 
 def rotate(settles: bool) -> None:
@@ -76,4 +88,11 @@ if __name__ == "__main__":
         attending = [kernel for kernel in kernels if kernel.name in ("attention_kernel", "decode_kernel")]
         code = (attending or kernels)[-1].asm["ptx"]
         results[name] = [code.find(word) for word in WORDS]
-    json.dump({"triton": triton.__version__, "kernels": results}, sys.stdout)
+    held = {}
+    for rows, fp8, group in (
+        (8, False, 2),
+        *((60, fp8, group) for fp8 in (False, True) for group in (2, 4, 8)),
+    ):
+        cut = attend(rows, fp8, group=group)
+        held[f"{rows} rows{' of e4m3' if fp8 else ''}, groups of {group}"] = [cut, resident(kernels[-1])]
+    json.dump({"triton": triton.__version__, "kernels": results, "held": held}, sys.stdout)
