@@ -62,7 +62,8 @@ def tables(data: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _line(head: tuple[str, str], row: Row) -> str:
-    ratio = "-" if not row["vllm"] else f"{row['octavo'] / row['vllm']:.2f}"
+    told = row["octavo"] is not None and row["vllm"] is not None
+    ratio = f"{row['octavo'] / row['vllm']:.2f}" if told else "-"
     cells = [
         *head,
         *(_figure(row[key]) for key in ("floor", "vllm", "octavo")),

@@ -17,8 +17,15 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_a_changed_figure_makes_the_page_stale() -> None:
-    changed = [row | {"octavo": row["octavo"] + 1} for row in DATA["rows"]]
+    changed = [row | {"octavo": (row["octavo"] or 0) + 1} for row in DATA["rows"]]
     assert gpu_docs.tables(DATA | {"rows": changed}) != gpu_docs.tables(DATA)
+
+
+def test_what_was_not_measured_has_no_ratio_and_no_verdict() -> None:
+    row = DATA["rows"][0]
+    without = [row | {"octavo": None}, *DATA["rows"][1:]]
+    lines = [line for table in gpu_docs.tables(DATA | {"rows": without}).values() for line in table]
+    assert sum(line.endswith(f"| - | - | {row['target']:,} |  |") for line in lines) == 1
 
 
 def test_the_pictures_show_the_files_figures() -> None:
