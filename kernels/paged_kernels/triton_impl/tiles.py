@@ -16,7 +16,8 @@ from paged_kernels.triton_impl import machine
 class Tile:
     """A kernel's shape: block_m lines (query token x query head) by block_n keys; warps, pipeline stages.
 
-    registers: of a thread, at most, so that as many programs are resident as work is cut for; 0: any number.
+    registers: of a thread of decodes by a list, at most, so that as many programs are resident as work is cut
+    for; 0: any number.
     """
 
     block_m: int
