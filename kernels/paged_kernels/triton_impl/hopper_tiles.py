@@ -59,7 +59,8 @@ def item_of(turn):
 
 @gluon.jit
 def find_tile(lens, item, tile_tokens: gl.constexpr):
-    """Item number `item`: a tile of a row's lines and a KV head, from lengths read once.
+    """Item number `item`: a tile of a row's lines and a KV head. The row is the last that begins at its place
+    or before; every warp counts these by itself, and none waits for another.
 
     Row r's tiles start at place cu_query_lens[r] // tile_tokens + r, and the last, which sees most keys, is
     the first. count is the number of its key tiles, 0 where the place is empty; more is 0 where all places

@@ -216,6 +216,7 @@ def list_kernel(
     tiles = (tl.sum(own, 0) + shared_tiles) * kv_heads
     most = tl.maximum(tl.cdiv(tiles, programs), least_tiles)
     own_parts = _pieces_of(own, most)
+    # The list has room for what is in common in this many whole shares, and one more of each group.
     room = num_rows + num_rows // 2 + tl.cdiv(programs, kv_heads) - tl.sum(own_parts, 0)
     share = tl.minimum(programs // kv_heads, room - tl.sum(groups.to(tl.int32), 0))
     most_shared = tl.maximum(tl.cdiv(shared_tiles, tl.maximum(share, 1)), least_tiles // 2)
