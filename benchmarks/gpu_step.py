@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu_report import this_commit
 from gpu_worker.config import read_settings
 from gpu_worker.loading import examine, load
 from gpu_worker.model_runner import ModelRunner
@@ -180,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Steps of one runner, in process.")
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", default="")
     parser.add_argument("--graphs", default="auto")
     parser.add_argument("--no-overlap", action="store_true", help="kernels wait for the whole one before")
     parser.add_argument("--small-tokens", type=int, default=small_linear.MOST_TOKENS)
@@ -198,7 +200,8 @@ def main() -> None:
          "--cuda-graphs", options.graphs, "--max-model-len", "4096"]
     )  # fmt: skip
     runner = load(examine(settings)).runner
-    report: dict[str, Any] = {"start_s": round(time.perf_counter() - started, 1)}
+    start = round(time.perf_counter() - started, 1)
+    report: dict[str, Any] = {"commit": options.commit or this_commit(), "start_s": start}
     print(report)
 
     def keep(name: str, value: Any) -> None:
