@@ -219,7 +219,7 @@ def list_kernel(
     # The list has room for what is in common in this many whole shares, and one more of each group.
     room = num_rows + num_rows // 2 + tl.cdiv(programs, kv_heads) - tl.sum(own_parts, 0)
     share = tl.minimum(programs // kv_heads, room - tl.sum(groups.to(tl.int32), 0))
-    most_shared = tl.maximum(tl.cdiv(shared_tiles, tl.maximum(share, 1)), least_tiles // 2)
+    most_shared = tl.maximum(tl.cdiv(shared_tiles, tl.maximum(share, 1)), tl.cdiv(least_tiles, 2))
     most_shared = tl.minimum(most_shared, most)
     common_parts = _pieces_of(prefix, most_shared)
     parts = common_parts + own_parts

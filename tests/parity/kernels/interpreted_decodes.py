@@ -11,10 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from paged_kernels.testing_prefixes import Decodes, Sizes, draw_decodes, pieces_of
+from paged_kernels.testing_prefixes import Decodes, Sizes, draw_decodes, draw_tables, pieces_of
 from paged_kernels.triton_impl import decode_work, machine, paged_attention
 from paged_kernels.triton_impl.decode_work import DecodeWork, Policy
 from paged_kernels.triton_impl.tiles import Tile
@@ -83,18 +84,21 @@ LISTS: dict[str, tuple[list[int], int, int]] = {
 """Contexts, tokens in common, and rows in turn that have them."""
 
 
+POLICIES = {
+    "": (Tile(16, 64, 2, 4), decode_work.POLICY),
+    " as of few rows": (Tile(16, 64, 4, 7), decode_work.FEW_POLICY),
+}
+DRAWN_LISTS = 8
+
+
 def list_report() -> dict[str, list[str]]:
     """What is wrong with lists for a device of 132 multiprocessors, by case. Rows are in a drawn order."""
     machine.units = lambda _: 132
     rng = random.Random(1)
-    tiles = {
-        "": (Tile(16, 64, 2, 4), decode_work.POLICY),
-        " as of few rows": (Tile(16, 64, 4, 7), decode_work.FEW_POLICY),
-    }
     return {
         name + kind: _wrong_in(*case, *chosen, rng)
         for name, case in LISTS.items()
-        for kind, chosen in tiles.items()
+        for kind, chosen in POLICIES.items()
     }
 
 
@@ -109,19 +113,46 @@ def _wrong_in(
     lens = torch.arange(rows + 1, dtype=torch.int32)
     mixed = torch.tensor([contexts[row] for row in order], dtype=torch.int32)
     work = decode_work.list_work(tables[order], lens, mixed, 16, 8, 2, tile, policy)
-    pieces, members = pieces_of(work)
-    wrong = [] if len(pieces) <= len(work.pieces) else ["more pieces than there is room for"]
+    wrong = _wrong_of(work, mixed.tolist())
+    if common and not (pieces_of(work)[0][:, 1] > 1).any():
+        wrong.append("nothing in common")
+    return wrong
+
+
+def drawn_list_report() -> list[list[str]]:
+    """What is wrong with lists of many drawn rows, some without a new token, for devices of any size."""
+    return [_wrong_in_drawn(random.Random(seed)) for seed in range(DRAWN_LISTS)]
+
+
+def _wrong_in_drawn(rng: random.Random) -> list[str]:
+    units, size, kv_heads, group = rng.choice((4, 16, 78, 132)), rng.choice((1, 16, 32)), rng.randint(1, 8), 4
+    machine.units = lambda _: units
+    blocks, contexts = draw_tables(rng, Sizes(size, kv_heads, group, 0, 150, 600))
+    width = max(map(len, blocks))
+    tables = torch.tensor([row + [0] * (width - len(row)) for row in blocks], dtype=torch.int32)
+    new = [rng.random() < 0.9 for _ in blocks]
+    lens = torch.tensor([0, *new]).cumsum(0).int()
+    tile, policy = Tile(16, 16, 4, 2), Policy(rng.choice((1, 2, 4)), rng.choice((1, 2, 8)), 64, 4)
+    work = decode_work.list_work(
+        tables, lens, torch.tensor(contexts).int(), size, kv_heads, group, tile, policy
+    )
+    return _wrong_of(work, [context for context, here in zip(contexts, new, strict=True) if here])
+
+
+def _wrong_of(work: DecodeWork, contexts: list[int]) -> list[str]:
+    """contexts: of the rows with a new token."""
+    if int(work.state) > len(work.pieces):
+        return ["more pieces than there is room for"]
+    (pieces, members), wrong = pieces_of(work), []
     lines = [
         line for _, count, _, _, first, *_ in pieces.tolist() if first >= 0
-        for line in range(first, first + 2 * count)
+        for line in range(first, first + work.heads[1] * count)
     ]  # fmt: skip
     if len(set(lines)) < len(lines) or max(lines, default=0) >= work.lines:
         wrong.append("parts overlap, or end behind their memory")
-    if keys_read(work, rows) != mixed.tolist():
+    if keys_read(work, len(contexts)) != contexts:
         wrong.append("not every key once")
-    if common and not (pieces[:, 1] > 1).any():
-        wrong.append("nothing in common")
-    for token, record in enumerate(work.records.tolist()):
+    for token, record in enumerate(work.records.tolist()[: len(contexts)]):
         if record[0] != _parts_of(token, pieces, members):
             wrong.append(f"token {token} has other parts than its record says")
     return wrong
@@ -155,5 +186,7 @@ def runner_report() -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    np.seterr(divide="raise")  # a device says nothing, and gives any number
     reports = {"drawn": drawn_report(), "runner": runner_report(), "lists": list_report()}
+    reports["drawn lists"] = drawn_list_report()
     print(json.dumps(reports))

@@ -37,6 +37,10 @@ def test_lists_for_a_large_device_fit_their_memory_and_name_every_key_once(repor
     assert not {name: wrong for name, wrong in report["lists"].items() if wrong}
 
 
+def test_lists_of_drawn_rows_fit_their_memory_and_name_every_key_once(report: dict[str, Any]) -> None:
+    assert report["drawn lists"] == [[]] * interpreted_decodes.DRAWN_LISTS
+
+
 def test_the_draws_have_common_prefixes_and_parts(report: dict[str, Any]) -> None:
     assert report["drawn"]["shared"] > 10
     assert report["drawn"]["parts"] > 40
