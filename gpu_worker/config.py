@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from octavo import settings
 from octavo.settings import Contradiction, ProgramSettings, variable_of
 from octavo.trace_context import checked_endpoint
+from octavo.transport import require_host
 
 PROGRAM = "gpu_worker"
 DESCRIPTION = "Octavo's GPU worker: runs the steps that a scheduler plans, on a GPU or a CPU."
@@ -93,6 +94,11 @@ class Settings(ProgramSettings):
         None, description="OTLP/gRPC collector for spans, http(s)://host:port; default: no tracing"
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level to log")
+
+    @field_validator("metrics_host")
+    @classmethod
+    def _is_host(cls, value: str) -> str:
+        return require_host(value)
 
     @field_validator("otlp_traces_endpoint")
     @classmethod

@@ -123,6 +123,11 @@ class Settings(ProgramSettings):
         transport.require_address(value)
         return value
 
+    @field_validator("metrics_host")
+    @classmethod
+    def _is_host(cls, value: str) -> str:
+        return transport.require_host(value)
+
     @field_validator("otlp_traces_endpoint")
     @classmethod
     def _can_trace(cls, value: str) -> str:

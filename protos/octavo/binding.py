@@ -1,5 +1,5 @@
 """Binds a gRPC server to its address, and says why where it cannot: gRPC itself says only that it could not,
-and takes a Unix socket's path from the server that listens there.
+takes a Unix socket's path from whoever listens there, and of a host's addresses those that are left.
 
 Owns the questions to the system around it. Invariant: an address that cannot be had is as it was before.
 """
@@ -7,16 +7,22 @@ Owns the questions to the system around it. Invariant: an address that cannot be
 import errno
 import socket
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import grpc
+
+_TAKEN = "cannot be bound; is it taken?"
+_SERVED = (errno.EAGAIN, errno.EPROTOTYPE)
+"""What a Unix socket answers where so many wait that no more fit, or where it serves no streams."""
 
 
 def bind(server: grpc.aio.Server, address: str) -> int:
     """The port that the server got; of a Unix socket any number. Raises OSError, whose text follows the
     setting's name and value.
     """
-    if _is_listened_on(address):
-        raise OSError("cannot be bound: a server listens there")
+    if why := _why_held(address):
+        raise OSError(why)
     try:
         return server.add_insecure_port(address)
     except RuntimeError as error:
@@ -25,42 +31,75 @@ def bind(server: grpc.aio.Server, address: str) -> int:
 
 def why_unbound(address: str) -> str:
     """What keeps an address, host:port or unix:/path, from being bound."""
-    try:
-        _try_to_bind(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return "cannot be bound; is it taken?"
-        return f"cannot be bound: {error.strerror or error}"
-    return "cannot be bound"
+    refusals = _refusals(address)
+    if any(error.errno == errno.EADDRINUSE for error in refusals):
+        return _TAKEN
+    return _cannot(refusals[0]) if refusals else "cannot be bound"
 
 
-def _is_listened_on(address: str) -> bool:
-    """Whether a Unix socket has a server. One that a killed server left has none, and is free."""
-    scheme, _, path = address.partition(":")
-    if scheme != "unix":
-        return False
+def _cannot(error: OSError) -> str:
+    return f"cannot be bound: {error.strerror or error}"
+
+
+def _why_held(address: str) -> str:
+    """Why an address, or one of a host's, is not free, so that gRPC must not take it; empty where it is.
+
+    A Unix socket is free that is not there or that a killed server left, which refuses to be called.
+    """
+    path = _unix_path(address)
+    if path is None:
+        why = why_unbound(address)
+        return why if why == _TAKEN else ""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)
         try:
             caller.connect(path)
-        except BlockingIOError:
-            return True  # so many wait there that no more fit
-        except OSError:
-            return False
-    return True
+        except (FileNotFoundError, ConnectionRefusedError):
+            return ""
+        except OSError as error:
+            if error.errno not in _SERVED:
+                return _cannot(error)
+    return "cannot be bound: a server listens there"
 
 
-def _try_to_bind(address: str) -> None:
-    """Binds and lets go again. Raises OSError."""
+def _unix_path(address: str) -> str | None:
+    """The path of a Unix socket, in which gRPC takes %41 for A; None for any other address."""
     scheme, _, path = address.partition(":")
-    if scheme in ("unix", "unix-abstract"):
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.bind(path if scheme == "unix" else f"\0{path}")
-        if scheme == "unix":
-            Path(path).unlink(missing_ok=True)
-        return
+    return unquote(path, errors="surrogateescape") if scheme == "unix" else None
+
+
+def _refusals(address: str) -> list[OSError]:
+    """What the system says where it does not let an address, or one of a host's, be bound."""
+    try:
+        places = _places(address)
+    except OSError as error:
+        return [error]
+    refusals = []
+    for family, place in places:
+        try:
+            _try_to_bind(family, place)
+        except OSError as error:
+            refusals.append(error)
+    return refusals
+
+
+def _places(address: str) -> list[tuple[int, Any]]:
+    """Families and addresses as sockets have them. Raises OSError for a host without one."""
+    if (path := _unix_path(address)) is not None:
+        return [(socket.AF_UNIX, path)]
+    scheme, _, rest = address.partition(":")
+    if scheme == "unix-abstract":
+        return [(socket.AF_UNIX, f"\0{rest}")]
     host, _, port = address.rpartition(":")
-    family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    return [(family, place) for family, _, _, _, place in found]
+
+
+def _try_to_bind(family: int, place: Any) -> None:
+    """Binds and lets go again. Raises OSError."""
+    with socket.socket(family) as probe:
+        if family != socket.AF_UNIX:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(place)
+    if family == socket.AF_UNIX and not place.startswith("\0"):
+        Path(place).unlink(missing_ok=True)

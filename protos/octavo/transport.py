@@ -97,13 +97,39 @@ def is_private(address: str) -> bool:
 def require_address(address: str) -> None:
     """Raises ValueError, saying what it must be, when an address is none. gRPC takes a port modulo 2^16."""
     scheme, _, rest = address.partition(":")
-    port = address.rpartition(":")[2]
+    host, _, port = address.rpartition(":")
     if scheme in ("unix", "unix-abstract"):
-        good = bool(rest)
+        good = bool(rest) and _fits(rest, "utf-8")
     else:
         good = ":" in address and port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16
+        good = good and _fits(host, "idna")
     if not good:
         raise ValueError("must be host:port with a port from 0 to 65535, or unix:/path")
+    if host.startswith("[") != host.endswith("]") or _is_ipv6(host):
+        raise ValueError("must have brackets around an IPv6 address, as [::1]:7450")
+
+
+def require_host(name: str) -> str:
+    """The name. Raises ValueError when no system can be asked for such a host: labels have 1 to 63 bytes."""
+    if not _fits(name, "idna"):
+        raise ValueError("must be a host's name or address")
+    return name
+
+
+def _fits(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeError:
+        return False
+    return True
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def require_private(address: str, allow_insecure_bind: bool) -> None:

@@ -76,3 +76,51 @@ async def test_a_socket_that_a_killed_server_left_is_free(tmp_path: Path) -> Non
     server = grpc.aio.server()
     bind(server, f"unix:{tmp_path}/socket")
     await server.stop(0)
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
+async def test_a_socket_is_taken_from_no_server_of_another_kind(
+    kind: socket.SocketKind, tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX, kind) as other:
+        other.bind(str(path))
+        if kind != socket.SOCK_DGRAM:
+            other.listen()
+        held = path.stat().st_ino
+        with pytest.raises(OSError, match="cannot be bound: a server listens there"):
+            bind(grpc.aio.server(), f"unix:{path}")
+        assert path.stat().st_ino == held
+
+
+async def test_a_socket_s_path_is_read_as_grpc_reads_it(tmp_path: Path) -> None:
+    """Which takes %20 for a blank."""
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{tmp_path}/a socket")
+        other.listen()
+        with pytest.raises(OSError, match="a server listens there"):
+            bind(grpc.aio.server(), f"unix:{tmp_path}/a%20socket")
+
+
+async def test_a_socket_that_may_not_be_called_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may call all, so the refusal is the test's own."""
+
+    class Refused(socket.socket):
+        def connect(self, place: object, /) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(socket, "socket", Refused)
+    with pytest.raises(OSError, match="cannot be bound: Permission denied"):
+        bind(grpc.aio.server(), f"unix:{tmp_path}/socket")
+
+
+async def test_a_host_is_bound_at_all_of_its_addresses_or_at_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC alone would listen at the addresses that are left, and callers would reach either server."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (at, port)) for at in ("127.0.0.2", "127.0.0.1")]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: found)
+        with pytest.raises(OSError, match=r"cannot be bound; is it taken\?"):
+            bind(grpc.aio.server(), f"localhost:{port}")

@@ -100,11 +100,20 @@ def test_only_this_machine_reaches_a_private_address(address: str, private: bool
 
 @pytest.mark.parametrize(
     "address",
-    ["", "junk", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:-1", "127.0.0.1:99999", ":70000"],
-)
+    [
+        "", "junk", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:-1", "127.0.0.1:99999", ":70000",
+        "..:80", "a..b:80", "x" * 64 + ":80", "\udcff:80", "unix:/tmp/\udcff",
+    ],
+)  # fmt: skip
 def test_what_is_no_address_is_refused_and_not_bound_elsewhere(address: str) -> None:
     with pytest.raises(ValueError, match=r"must be host:port with a port from 0 to 65535, or unix:/path"):
         transport.require_private(address, allow_insecure_bind=True)
+
+
+@pytest.mark.parametrize("address", ["::1:80", "fe80::1%lo:80", "[::1:80", "::1]:80"])
+def test_an_ipv6_address_without_brackets_is_none(address: str) -> None:
+    with pytest.raises(ValueError, match=r"must have brackets around an IPv6 address, as \[::1\]:7450"):
+        transport.require_address(address)
 
 
 def test_the_bound_address_has_the_port_that_was_picked() -> None:

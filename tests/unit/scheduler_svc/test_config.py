@@ -83,6 +83,7 @@ def test_settings_are_frozen() -> None:
         ([*MODEL, "--listen", "[::]:1"], ["[::]:1", "--allow-insecure-bind"]),
         ([*MODEL, "--listen", "example.com:1"], ["--allow-insecure-bind"]),
         ([*MODEL, "--metrics-host", "0.0.0.0"], ["--metrics-host 0.0.0.0", "--allow-insecure-bind"]),
+        ([*MODEL, "--metrics-host", ".."], ["--metrics-host ..: must be a host's name or address"]),
         (
             [*MODEL, "--metrics-host", "0.0.0.0", "--allow-insecure-bind"],
             ["--pool-page", "--pool-page-token-file", "--no-pool-page"],
