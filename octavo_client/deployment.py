@@ -89,7 +89,7 @@ def _served_sockets() -> list[str]:
     """Sockets of workers under `octavo serve`, newest first."""
     places = {os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"}
     found = [path for place in places if place for path in Path(place).glob("octavo-*/worker.sock")]
-    return [f"unix:{path}" for path in sorted(set(found), reverse=True)]
+    return [f"unix:{quote(bytes(path))}" for path in sorted(set(found), reverse=True)]
 
 
 def _capacity(address: str) -> tuple[worker_pb2.GetCapacityResponse | None, str]:

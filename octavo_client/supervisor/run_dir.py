@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
 
 _LONGEST_SOCKET_PATH = 100
 _PREFIX, _SOCKET = "octavo-run-", "worker.sock"
@@ -33,7 +34,8 @@ class RunDir:
 
     @property
     def socket(self) -> str:
-        return f"unix:{self.path / _SOCKET}"
+        """As an address, in which gRPC takes %41 for A and ? for the path's end."""
+        return f"unix:{quote(bytes(self.path / _SOCKET))}"
 
     def __enter__(self) -> Self:
         return self
@@ -50,7 +52,7 @@ def _base() -> Path:
     """Where folders of this user's processes go, by a path short enough for a socket below it."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     below = len(f"/{_PREFIX}/{_SOCKET}") + _DRAWN
-    if len(base) + below > _LONGEST_SOCKET_PATH or not os.access(base, os.W_OK):
+    if len(os.fsencode(base)) + below > _LONGEST_SOCKET_PATH or not os.access(base, os.W_OK):
         base = "/tmp"
     return Path(base)
 

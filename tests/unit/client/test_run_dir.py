@@ -7,8 +7,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
+from octavo.binding import bind
+from octavo.transport import require_address
+from octavo_client import deployment
 from octavo_client.supervisor import run_dir
 from octavo_client.supervisor.run_dir import RunDir
 
@@ -93,10 +97,33 @@ def test_a_folder_that_another_start_took_for_one_left_behind_is_made_anew(
         assert found.path.is_dir()
 
 
-def test_a_path_too_long_for_a_socket_is_not_taken(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = base / ("x" * 80)
+@pytest.mark.parametrize("name", ["x" * 80, "é" * 40])
+def test_a_path_too_long_for_a_socket_is_not_taken(
+    base: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A system counts bytes."""
+    deep = base / name
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     with RunDir() as found:
         assert found.path.parent == Path("/tmp")
         assert len(found.socket) < 100
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a?b", "a#b", "a b", "é", "\udcff"])
+async def test_the_socket_is_in_the_folder_whatever_its_base_is_called(
+    base: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    odd = base / name
+    odd.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(odd))
+    server = grpc.aio.server()
+    with RunDir() as found:
+        require_address(found.socket)
+        bind(server, found.socket)
+        await server.start()
+        assert (found.path / "worker.sock").is_socket()
+        assert found.socket in deployment._served_sockets()
+        async with grpc.aio.insecure_channel(found.socket) as channel:
+            await channel.channel_ready()
+        await server.stop(0)
