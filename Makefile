@@ -34,8 +34,8 @@ DEV := $(VENV)/.ready-dev
 CONSTRAINTS := deploy/constraints.txt tests/constraints.txt
 # Made here when it is the demo model; any other is the user's own.
 MODEL_READY := $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/model.gguf)
-# A crashed worker process ends the run: started anew, it may never be given its tests.
-PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+# A crashed worker process ends the run: started anew, it may never be given its tests. Files go in tests/conftest.py's order.
+PYTEST := GRPC_VERBOSITY=NONE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 comma := ,
 fail = { echo "octavo: $(1)" >&2; exit 1; }
 

@@ -3,6 +3,8 @@
 import os
 import resource
 import signal
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,16 @@ _OF_TERMINALS = {
 
 # Hundreds of connections are more files than the soft limit of some systems, and fewer than any hard one.
 _FILES = 4096
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the longest time limits come first: begun last, one would keep other processes waiting."""
+    limits: defaultdict[Path, float] = defaultdict(float)
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        limits[item.path] = max(limits[item.path], mark.args[0] if mark else 0)
+    items.sort(key=lambda item: -limits[item.path])
 
 
 @pytest.hookimpl(trylast=True)  # what pytest itself writes goes by what a terminal can show
