@@ -19,6 +19,7 @@ from urllib.parse import quote
 import grpc
 
 from octavo.logging import epoch_text
+from octavo.transport import unix_address
 from octavo.worker.v1 import worker_pb2, worker_pb2_grpc
 from octavo_client.client import Client
 from octavo_client.errors import OctavoError, from_call
@@ -89,7 +90,7 @@ def _served_sockets() -> list[str]:
     """Sockets of workers under `octavo serve`, newest first."""
     places = {os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"}
     found = [path for place in places if place for path in Path(place).glob("octavo-*/worker.sock")]
-    return [f"unix:{quote(bytes(path))}" for path in sorted(set(found), reverse=True)]
+    return [unix_address(path) for path in sorted(set(found), reverse=True)]
 
 
 def _capacity(address: str) -> tuple[worker_pb2.GetCapacityResponse | None, str]:

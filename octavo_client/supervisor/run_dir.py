@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.parse import quote
+
+from octavo.transport import unix_address
 
 _LONGEST_SOCKET_PATH = 100
 _PREFIX, _SOCKET = "octavo-run-", "worker.sock"
@@ -34,8 +35,8 @@ class RunDir:
 
     @property
     def socket(self) -> str:
-        """As an address, in which gRPC takes %41 for A and ? for the path's end."""
-        return f"unix:{quote(bytes(self.path / _SOCKET))}"
+        """Its address."""
+        return unix_address(self.path / _SOCKET)
 
     def __enter__(self) -> Self:
         return self

@@ -8,9 +8,10 @@ import errno
 import socket
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
+
+from octavo.transport import unix_path
 
 _TAKEN = "cannot be bound; is it taken?"
 _SERVED = (errno.EAGAIN, errno.EPROTOTYPE)
@@ -32,9 +33,13 @@ def bind(server: grpc.aio.Server, address: str) -> int:
 def why_unbound(address: str) -> str:
     """What keeps an address, host:port or unix:/path, from being bound."""
     refusals = _refusals(address)
-    if any(error.errno == errno.EADDRINUSE for error in refusals):
+    if _is_taken(refusals):
         return _TAKEN
     return _cannot(refusals[0]) if refusals else "cannot be bound"
+
+
+def _is_taken(refusals: list[OSError]) -> bool:
+    return any(error.errno == errno.EADDRINUSE for error in refusals)
 
 
 def _cannot(error: OSError) -> str:
@@ -46,10 +51,9 @@ def _why_held(address: str) -> str:
 
     A Unix socket is free that is not there or that a killed server left, which refuses to be called.
     """
-    path = _unix_path(address)
+    path = unix_path(address)
     if path is None:
-        why = why_unbound(address)
-        return why if why == _TAKEN else ""
+        return _TAKEN if _is_taken(_refusals(address)) else ""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)
         try:
@@ -60,12 +64,6 @@ def _why_held(address: str) -> str:
             if error.errno not in _SERVED:
                 return _cannot(error)
     return "cannot be bound: a server listens there"
-
-
-def _unix_path(address: str) -> str | None:
-    """The path of a Unix socket, in which gRPC takes %41 for A; None for any other address."""
-    scheme, _, path = address.partition(":")
-    return unquote(path, errors="surrogateescape") if scheme == "unix" else None
 
 
 def _refusals(address: str) -> list[OSError]:
@@ -85,7 +83,7 @@ def _refusals(address: str) -> list[OSError]:
 
 def _places(address: str) -> list[tuple[int, Any]]:
     """Families and addresses as sockets have them. Raises OSError for a host without one."""
-    if (path := _unix_path(address)) is not None:
+    if (path := unix_path(address)) is not None:
         return [(socket.AF_UNIX, path)]
     scheme, _, rest = address.partition(":")
     if scheme == "unix-abstract":

@@ -1,6 +1,6 @@
 """gRPC channel settings that both ends must agree on, and the sizes of the largest legal messages.
 
-Owns keepalive, message limits and the rule for insecure addresses; knows no message's content. Invariant: a
+Owns keepalive, message limits, and what an address is and may be; knows no message's content. Invariant: a
 client's ping interval is never shorter than what a server accepts, so that no quiet stream dies with
 too_many_pings.
 
@@ -9,6 +9,8 @@ keepalive_timeout_ms says; so both are set.
 """
 
 import ipaddress
+from pathlib import Path
+from urllib.parse import quote, unquote
 
 ChannelOptions = list[tuple[str, int]]
 
@@ -79,6 +81,17 @@ def result_bytes_bound(max_batch_seqs: int, max_batch_tokens: int) -> int:
     """
     rows = max_batch_seqs * (8 + 256 + 32 + 32 + _LOGPROB_BYTES)
     return min(LARGEST_MESSAGE, _ENVELOPE_BYTES + rows + max_batch_tokens * _LOGPROB_BYTES)
+
+
+def unix_address(path: Path) -> str:
+    """The address of a Unix socket, in which gRPC takes %41 for A and ? for the path's end."""
+    return f"unix:{quote(bytes(path))}"
+
+
+def unix_path(address: str) -> str | None:
+    """The path of a Unix socket as gRPC reads it; None for any other address."""
+    scheme, _, path = address.partition(":")
+    return unquote(path, errors="surrogateescape") if scheme == "unix" else None
 
 
 def is_private(address: str) -> bool:

@@ -99,7 +99,7 @@ class Roofline:
 
 H200_QWEN3_06B = StepTimes(
     name="h200-qwen3-0.6b",
-    points=((1, 0.785e-3), (32, 0.785e-3), (128, 1.101e-3), (256, 1.400e-3), (2048, 3.98e-3)),
+    points=((1, 0.809e-3), (32, 0.809e-3), (128, 1.101e-3), (256, 1.400e-3), (2048, 3.98e-3)),
     kv_token_seconds=114_688 / 4.3e12,
     pair_seconds=5.76e-10,
     kv_token_bytes=114_688,
@@ -107,8 +107,8 @@ H200_QWEN3_06B = StepTimes(
 """Qwen3-0.6B in bfloat16 on one H200, measured through both services at commit 485071c.
 
 From benchmarks/results/h200.json: decode steps at 1, 32, 128 and 256 rows of about 1024 tokens, less the KV
-they read at 4.3 TB/s (one row took 0.04 ms longer than 32 without that; times may not fall, so both have
-the same); and load C, a prompt of 2048 tokens against one of two. From h200-steps.json: prefill
+they read at 4.3 TB/s (one row took 0.04 ms longer than 32 without that; times may not fall, so 32 have as
+long); and load C, a prompt of 2048 tokens against one of two. From h200-steps.json: prefill
 attention over 2048 tokens, 43.1 us a layer, 28 layers. docs/simulate.md works it out.
 """
 

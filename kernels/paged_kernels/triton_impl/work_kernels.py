@@ -109,6 +109,17 @@ def _pieces_of(tiles, most):
 
 
 @triton.jit
+def _most_in_common(prefix, groups, own_parts, most, num_rows, programs, least, kv_heads):
+    """Tiles of a piece of what rows have in common: an equal share of all such tiles for each program, but no
+    fewer than `least`, nor so few that the list has no room for the pieces. groups: lanes that lead a group.
+    """
+    room = num_rows + num_rows // 2 + tl.cdiv(programs, kv_heads) - tl.sum(own_parts, 0)
+    shares = tl.minimum(programs // kv_heads, room - tl.sum(groups.to(tl.int32), 0))
+    each = tl.cdiv(tl.sum(tl.where(groups, prefix, 0), 0), tl.maximum(shares, 1))
+    return tl.minimum(tl.maximum(each, least), most)
+
+
+@triton.jit
 def _larger_before(scratch, num_rows, places, tiles, padded_rows: tl.constexpr):
     """How many rows have a longer last piece, or one as long and stand before."""
     tl.store(scratch + 3 * padded_rows + places, tiles, mask=places < num_rows)
@@ -211,17 +222,13 @@ def list_kernel(
     prefix = tl.where(tokens >= least_shared, tokens // block_n, 0)
     prefix = tl.where(prefix * (size - 1) >= least_saved, prefix, 0)
     own = tl.cdiv(context - prefix * block_n, block_n)
-    groups = leads & (prefix > 0)
-    shared_tiles = tl.sum(tl.where(groups, prefix, 0), 0)
-    tiles = (tl.sum(own, 0) + shared_tiles) * kv_heads
+    tiles = tl.sum(own + tl.where(leads, prefix, 0), 0) * kv_heads
     most = tl.maximum(tl.cdiv(tiles, programs), least_tiles)
     own_parts = _pieces_of(own, most)
-    # The list has room for what is in common in this many whole shares, and one more of each group.
-    room = num_rows + num_rows // 2 + tl.cdiv(programs, kv_heads) - tl.sum(own_parts, 0)
-    share = tl.minimum(programs // kv_heads, room - tl.sum(groups.to(tl.int32), 0))
-    most_shared = tl.maximum(tl.cdiv(shared_tiles, tl.maximum(share, 1)), tl.cdiv(least_tiles, 2))
-    most_shared = tl.minimum(most_shared, most)
-    common_parts = _pieces_of(prefix, most_shared)
+    most_in_common = _most_in_common(
+        prefix, leads & (prefix > 0), own_parts, most, num_rows, programs, tl.cdiv(least_tiles, 2), kv_heads
+    )
+    common_parts = _pieces_of(prefix, most_in_common)
     parts = common_parts + own_parts
     line, own_line = _lines(leads, size, parts, common_parts, own_parts, group)
     _write_records(
@@ -236,7 +243,7 @@ def list_kernel(
     )
     _write_pieces(
         pieces, members, row, size, token, member, leads, prefix > 0, at, at + common_parts - 1, common_parts,
-        most_shared, 0, prefix * block_n, line, size * group, block_m, block_n,
+        most_in_common, 0, prefix * block_n, line, size * group, block_m, block_n,
     )
     _write_pieces(
         pieces, members, row, 1, token, 0, used, used, own_at, last_at, own_parts,

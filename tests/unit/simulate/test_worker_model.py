@@ -82,10 +82,13 @@ def test_the_h200_preset_is_what_was_measured() -> None:
     data = json.loads((RESULTS / "h200.json").read_text())
     assert data["commit"] == "485071c", "a new measurement: renew the preset and docs/simulate.md"
     rows = {row["name"]: row["octavo"] for row in data["rows"]}
+    longest = 0.0  # of fewer rows without their KV: more never take less
     for count in (1, 32, 128, 256):
         measured = rows[f"qwen3-0.6b: decode step ms, {count} row{'s' if count > 1 else ''}"] / 1e3
         step = plans(count, 1023, 2)[1]
-        assert H200_QWEN3_06B.seconds(step, 16) == pytest.approx(measured, rel=0.03 if count <= 32 else 0.01)
+        kv_seconds = H200_QWEN3_06B.kv_token_seconds * float(step.context_lens.sum())
+        longest = max(longest, measured - kv_seconds)
+        assert H200_QWEN3_06B.seconds(step, 16) == pytest.approx(longest + kv_seconds, rel=0.01)
     first = data["runs"]["qwen3-0.6b"]["octavo load C"][0]
     longer = (np.median(first["ms"]) - np.median(first["two_tokens_ms"])) / 1e3
     modelled = H200_QWEN3_06B.seconds(plans(1, 2048, 1)[0], 16) - H200_QWEN3_06B.seconds(
